@@ -1,0 +1,1 @@
+//! The bus between workers and the small state store they share.

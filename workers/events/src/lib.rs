@@ -1,0 +1,1 @@
+//! The vocabulary of trimtab: ids, envelope, event families.

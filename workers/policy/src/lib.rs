@@ -1,0 +1,1 @@
+//! Pure rules: what may be reclaimed, and why.

@@ -1,0 +1,1 @@
+//! Parallel recovery of Kafka log directories after an unclean stop.

@@ -1,0 +1,1 @@
+//! The systems trimtab works on: inventory and act.

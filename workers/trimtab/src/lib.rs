@@ -1,0 +1,1 @@
+//! Gives back the storage that log and ledger based messaging systems never reclaim by themselves.

@@ -1,0 +1,2 @@
+//! The `trimtab` binary.
+fn main() {}
