@@ -11,6 +11,75 @@ use trimtab_tests::zk_proxy::{Op, Record, ZkProxy};
 
 #[test]
 #[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
+fn two_brokers_ask_for_tokens_and_speak_tls() {
+    let mut clock = Instant::now();
+    let mut rig =
+        PulsarRig::builder().two_brokers().tokens().tls().setting("ttlDurationDefaultInSeconds", "77").start().unwrap();
+    step(&mut clock, "booted with two brokers, tokens, TLS");
+    let brokers = rig.rest("GET", "brokers/rig", None).unwrap().ok().unwrap().json().unwrap();
+    assert_eq!(brokers.as_array().unwrap().len(), 2);
+    let settings = rig.rest("GET", "brokers/configuration/runtime", None).unwrap().ok().unwrap().json().unwrap();
+    assert_eq!(settings["ttlDurationDefaultInSeconds"], "77");
+
+    let tenant = Some(r#"{"allowedClusters":["rig"]}"#);
+    assert_eq!(rig.rest_as("nobody", "PUT", "tenants/acme", tenant).unwrap().status, 401);
+    rig.rest("PUT", "tenants/acme", tenant).unwrap().ok().unwrap();
+    rig.rest("PUT", "namespaces/acme/n", None).unwrap().ok().unwrap();
+    // Whichever broker gets the topics, the call finds it.
+    let mut client = rig.client().unwrap();
+    for i in 0..4 {
+        client.run(&format!("produce acme/n/t{i} 15 100")).unwrap();
+        rig.rest("POST", &format!("persistent/acme/n/t{i}/trim"), None).unwrap().ok().unwrap();
+    }
+    step(&mut clock, "topics on both");
+
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let certificate = reqwest::Certificate::from_pem(&std::fs::read(rig.ca()).unwrap()).unwrap();
+    let http = reqwest::blocking::Client::builder().tls_certs_only([certificate]).build().unwrap();
+    let reply = http
+        .get(format!("{}/admin/v2/tenants", rig.web_tls()))
+        .bearer_auth(rig.token(trimtab_tests::pulsar::SUPERUSER).unwrap())
+        .send()
+        .unwrap();
+    assert_eq!(reply.status(), 200);
+    assert!(reply.text().unwrap().contains("acme"));
+    step(&mut clock, "asked by TLS");
+
+    rig.kill9(Part::Broker2).unwrap();
+    rig.start(Part::Broker2).unwrap();
+    step(&mut clock, "second broker killed and started");
+    rig.process(Part::Bookie).unwrap().freeze().unwrap();
+    assert!(client.run("bg x produce acme/n/t0 1 1").is_ok());
+    std::thread::sleep(Duration::from_millis(300));
+    rig.process(Part::Bookie).unwrap().thaw().unwrap();
+    client.run("join").unwrap();
+    step(&mut clock, "bookie frozen and thawed");
+}
+
+#[test]
+#[ignore = "needs ZooKeeper"]
+fn a_zookeeper_behind_a_proxy_can_go_away_and_fall_silent() {
+    let rig = PulsarRig::builder().null_metadata().start().unwrap();
+    let proxy = ZkProxy::start(&rig.zk()).unwrap();
+    let mut client = rig.client_through(proxy.address()).unwrap();
+    client.run("put /a/b/c").unwrap();
+    proxy.proxy().drop_connections();
+    // the session survives: the client comes back by itself
+    while client.run("ls /a").is_err() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    proxy.proxy().stall();
+    client.run("bg x ls /a").unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    proxy.proxy().resume();
+    client.run("join").unwrap();
+    proxy.proxy().cut();
+    assert!(client.run("ls /a").is_err());
+    assert_eq!(proxy.proxy().open(), 0);
+}
+
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
 fn the_mess_is_what_it_says() {
     let mut clock = Instant::now();
     Mess::grown().unwrap();

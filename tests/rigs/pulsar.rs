@@ -462,21 +462,9 @@ impl PulsarRig {
         if let Some(secret) = &self.secret {
             self.write("token.secret", secret)?;
         }
-        let offloader = cache::java_jar("disk-offloader", &[OFFLOADER], &self.classpath, "")?;
-        let folder = self.folder.path();
-        let tree = folder.join("nar-tree");
-        for name in ["META-INF/services", "META-INF/bundled-dependencies"] {
-            fs::create_dir_all(tree.join(name))?;
-        }
-        fs::create_dir_all(folder.join("offloaders"))?;
-        fs::copy(offloader, tree.join("META-INF/bundled-dependencies/disk-offloader.jar"))?;
-        fs::write(
-            tree.join("META-INF/services/pulsar-offloader.yaml"),
-            "name: disk\ndescription: one file a ledger\noffloaderFactoryClass: DiskOffloader\n",
-        )?;
-        let mut jar = Command::new("jar");
-        jar.arg("cf").arg(folder.join("offloaders/disk.nar")).arg("-C").arg(&tree).arg(".");
-        cache::run(&mut jar, "install a JDK, 17 or newer").context("packing the offloader")?;
+        let nar = offloader(&self.classpath)?;
+        fs::create_dir_all(self.folder.path().join("offloaders"))?;
+        fs::copy(nar, self.folder.path().join("offloaders/disk.nar")).context("copying the offloader")?;
         if self.tls {
             self.make_certificate()?;
         }
@@ -674,6 +662,29 @@ numIOThreads=2 numHttpServerThreads=16 numOrderedExecutorThreads=2 managedLedger
 bookkeeperClientNumIoThreads=2 bookkeeperClientNumWorkerThreads=2 bookkeeperNumberOfChannelsPerBookie=1
 managedLedgerCacheSizeMB=16
 ";
+
+/// The offloader in the archive that a broker loads it from.
+fn offloader(classpath: &str) -> Result<PathBuf> {
+    const ABOUT: &str = "name: disk\ndescription: one file a ledger\noffloaderFactoryClass: DiskOffloader\n";
+    let classes = cache::java_jar("disk-offloader", &[OFFLOADER], classpath, "")?;
+    let name = format!("jars/disk-offloader-nar-{}", cache::key([OFFLOADER.1, ABOUT, classpath]));
+    let made = cache::entry(
+        &name,
+        |folder| folder.join("disk.nar").is_file(),
+        |folder| {
+            let tree = folder.join("tree/META-INF");
+            fs::create_dir_all(tree.join("services"))?;
+            fs::create_dir_all(tree.join("bundled-dependencies"))?;
+            fs::copy(classes, tree.join("bundled-dependencies/disk-offloader.jar"))?;
+            fs::write(tree.join("services/pulsar-offloader.yaml"), ABOUT)?;
+            let mut jar = Command::new("jar");
+            jar.arg("cf").arg(folder.join("disk.nar")).arg("-C").arg(folder.join("tree")).arg(".");
+            cache::run(&mut jar, "install a JDK, 17 or newer").context("packing the offloader")?;
+            Ok(())
+        },
+    )?;
+    Ok(made.join("disk.nar"))
+}
 
 fn answers_ok(url: &str, token: Option<&str>) -> bool {
     http::once("GET", url, token, None, Duration::from_secs(3)).is_ok_and(|r| r.status == 200)
