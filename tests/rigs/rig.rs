@@ -1,0 +1,44 @@
+//! Boots a rig for a person to look at, and stops it at the end of standard input.
+//!
+//! `cargo run -p trimtab-tests --bin rig -- pulsar|mess|nats`
+
+use anyhow::{Result, bail};
+use trimtab_tests::mess::Mess;
+use trimtab_tests::nats::NatsRig;
+use trimtab_tests::pulsar::PulsarRig;
+
+fn main() -> Result<()> {
+    let what = std::env::args().nth(1).unwrap_or_default();
+    match what.as_str() {
+        "pulsar" => show_pulsar(&PulsarRig::builder().start()?),
+        "mess" => {
+            let mess = Mess::start()?;
+            println!("MADE_MS={}", mess.made_ms);
+            show_pulsar(&mess.rig)
+        }
+        "nats" => {
+            let rig = NatsRig::single()?;
+            println!("NATS={}\nMONITOR={}", rig.url(), rig.monitor(0));
+            wait()
+        }
+        _ => bail!("say which rig: pulsar, mess or nats"),
+    }
+}
+
+fn show_pulsar(rig: &PulsarRig) -> Result<()> {
+    println!(
+        "ZK={}\nWEB={}\nSERVICE={}\nBOOKIE_HTTP={}\nFOLDER={}",
+        rig.zk(),
+        rig.web(),
+        rig.service(),
+        rig.bookie_http(),
+        rig.folder().display()
+    );
+    wait()
+}
+
+fn wait() -> Result<()> {
+    eprintln!("it runs; end the input (Ctrl-D) to stop it");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok(())
+}
