@@ -205,6 +205,7 @@ impl Mess {
                 .and_then(|text| made_ms(&serde_json::from_str(&text).ok()?))
                 .is_some_and(|made| (0..MAX_AGE_MS).contains(&(now_ms() - made)))
         };
+        Self::forget_old_ones(&young)?;
         cache::entry(&format!("mess/{}", cache::key(sources)), young, |folder| {
             let begun = Instant::now();
             let note = growth::Growth::grow(folder)?;
@@ -212,6 +213,20 @@ impl Mess {
             eprintln!("rig: grew the mess in {} s", begun.elapsed().as_secs());
             Ok(())
         })
+    }
+
+    /// States of earlier sources stay until they are too old to be of use to anybody.
+    fn forget_old_ones(young: impl Fn(&Path) -> bool) -> Result<()> {
+        let Ok(states) = fs::read_dir(cache::root()?.join("mess")) else {
+            return Ok(());
+        };
+        for state in states.filter_map(Result::ok).map(|entry| entry.path()) {
+            // without a note somebody is just growing it
+            if state.join("note.json").exists() && !young(&state) {
+                fs::remove_dir_all(&state).ok();
+            }
+        }
+        Ok(())
     }
 
     /// Full names with fates: all of [`TOPICS`], and the plain ones.

@@ -133,6 +133,8 @@ impl Growth {
         ] {
             self.namespace(name, Some((WEEK, -1)))?;
         }
+        // functions workers keep their own topics there
+        self.retention("namespaces/public/default", -1, -1)?;
         self.namespace("zero", Some((0, 0)))?;
         self.namespace("size", Some((-1, 1)))?;
         self.namespace("shrunk", Some((-1, -1)))?;
