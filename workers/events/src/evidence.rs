@@ -1,0 +1,37 @@
+//! What was seen, in three values.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Something that a reader looked for.
+///
+/// `Unknown` always keeps: an error, a partial listing, a value that could not be decoded or was not read is `Unknown`,
+/// never `Absent`. `Absent` is said only when a complete read shows that the thing is not there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "is", content = "value", rename_all = "snake_case")]
+pub enum Evidence<T> {
+    /// It is there, and this is it.
+    Present(T),
+    /// A complete read shows that it is not there.
+    Absent,
+    /// It could not be learned; the text says why.
+    Unknown(String),
+}
+
+impl<T> Evidence<T> {
+    /// The value, if it was seen.
+    pub fn present(&self) -> Option<&T> {
+        match self {
+            Evidence::Present(value) => Some(value),
+            Evidence::Absent | Evidence::Unknown(_) => None,
+        }
+    }
+
+    /// Why nothing is known, if so.
+    pub fn unknown(&self) -> Option<&str> {
+        match self {
+            Evidence::Unknown(why) => Some(why),
+            Evidence::Present(_) | Evidence::Absent => None,
+        }
+    }
+}
