@@ -81,7 +81,6 @@ macro_rules! bodies {
     ($($(#[$doc:meta])* $name:ident($of:ty) = $kind:literal, $file:literal;)+) => {
         /// What an event may hold.
         #[derive(Debug, Clone, PartialEq, Eq)]
-        #[expect(clippy::large_enum_variant, reason = "made once per event and moved once")]
         pub enum Body { $($(#[$doc])* $name($of),)+ }
 
         impl Body {

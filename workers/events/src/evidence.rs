@@ -3,6 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// The text of evidence that was not read yet, or not at all because it could not change the decision.
+pub const NOT_READ: &str = "not read";
+
 /// Something that a reader looked for.
 ///
 /// `Unknown` always keeps: an error, a partial listing, a value that could not be decoded or was not read is `Unknown`,
@@ -25,6 +28,16 @@ impl<T> Evidence<T> {
             Evidence::Present(value) => Some(value),
             Evidence::Absent | Evidence::Unknown(_) => None,
         }
+    }
+
+    /// Evidence that was not read, see [`NOT_READ`].
+    pub fn not_read() -> Evidence<T> {
+        Evidence::Unknown(NOT_READ.to_owned())
+    }
+
+    /// Whether it was not read, see [`NOT_READ`].
+    pub fn is_not_read(&self) -> bool {
+        self.unknown() == Some(NOT_READ)
     }
 
     /// Why nothing is known, if so.

@@ -205,9 +205,10 @@ pub enum CursorKind {
 }
 
 impl CursorKind {
-    /// Whether message expiry (TTL) moves cursors of this kind. The broker moves subscriptions and replicators only.
+    /// Whether we let message expiry (TTL) move cursors of this kind: subscriptions only. The broker's own check also moves
+    /// replicators; a replicator whose cluster is down would lose what it has not sent, so we never ask for that.
     pub fn expires(self) -> bool {
-        matches!(self, CursorKind::Subscription | CursorKind::Replicator)
+        self == CursorKind::Subscription
     }
 }
 
