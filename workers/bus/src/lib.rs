@@ -9,6 +9,10 @@
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod in_process;
+#[cfg(feature = "nats")]
+mod jetstream;
+#[cfg(feature = "nats")]
+mod kv;
 mod names;
 mod sqlite;
 
@@ -18,6 +22,10 @@ use futures::future::BoxFuture;
 use trimtab_events::Event;
 
 pub use in_process::InProcess;
+#[cfg(feature = "nats")]
+pub use jetstream::{Credentials, JetStream, NatsOptions, Tls};
+#[cfg(feature = "nats")]
+pub use kv::KvStore;
 pub use names::MAX_VALUE_BYTES;
 pub use sqlite::{SqliteStore, wall_clock_ms};
 
@@ -259,7 +267,7 @@ pub struct Lease {
 
 /// Small documents that the workers of a cluster share: scan checkpoints, gates, counters, revisits, leases.
 ///
-/// Buckets and keys are of `[A-Za-z0-9_-]` and, in keys, `.` and `/` between non-empty parts; a value has at most 512 KiB.
+/// Buckets (`lease` is taken) and keys are of `[A-Za-z0-9_-]` and, in keys, `.` and `/` between non-empty parts; a value has at most 512 KiB.
 pub trait Store: Send + Sync {
     /// The document, if it exists.
     fn get<'a>(&'a self, bucket: &'a str, key: &'a str) -> BoxFuture<'a, Result<Option<Document>>>;

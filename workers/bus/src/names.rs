@@ -20,9 +20,17 @@ fn refused(what: String, why: &str) -> BusError {
     BusError::Refused { what, why: why.to_owned() }
 }
 
+/// Whether it may be a token of a subject.
+pub(crate) fn is_token(name: &str) -> bool {
+    !name.is_empty() && name.len() <= MAX_NAME_BYTES && name.bytes().all(plain)
+}
+
 /// A bucket is of `[A-Za-z0-9_-]`.
 pub(crate) fn bucket(bucket: &str) -> Result<()> {
-    if bucket.is_empty() || bucket.len() > MAX_NAME_BYTES || !bucket.bytes().all(plain) {
+    if bucket == "lease" {
+        return Err(refused("use bucket lease".to_owned(), "it is that of the leases; give the bucket another name"));
+    }
+    if !is_token(bucket) {
         return Err(refused(
             format!("use bucket {bucket:?}"),
             "a bucket's name has 1 to 512 of the characters A-Z a-z 0-9 _ -",
@@ -79,7 +87,7 @@ pub(crate) fn role_of(event: &Event) -> Result<Role> {
         unfit(format!("type {:?} belongs to no queue; known are those of trimtab_events", event.kind))
     })?;
     for (name, value) in [("target", &event.target), ("action", &event.action), ("key", &event.key)] {
-        if value.is_empty() || value.len() > MAX_NAME_BYTES || !value.bytes().all(plain) {
+        if !is_token(value) {
             let why = format!("its {name} {value:?} is not 1 to 512 of the characters A-Z a-z 0-9 _ -");
             return Err(unfit(why));
         }
@@ -129,7 +137,13 @@ mod tests {
             assert!(key("b", bad).is_err(), "{bad}");
         }
         assert!(key("b", &"a".repeat(513)).is_err());
-        assert!(bucket("a.b").is_err() && bucket("").is_err() && bucket("a/b").is_err() && bucket("a-b_1").is_ok());
+        assert!(
+            bucket("a.b").is_err()
+                && bucket("").is_err()
+                && bucket("a/b").is_err()
+                && bucket("lease").is_err()
+                && bucket("a-b_1").is_ok()
+        );
         assert!(prefix("b", "a/").is_ok() && prefix("b", "").is_ok() && prefix("b", ">").is_err());
     }
 }
