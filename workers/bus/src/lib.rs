@@ -6,10 +6,28 @@
 //! No event is the only record of anything: targets hold the truth and scans repeat. A lost event is a delay of one scan,
 //! an event that comes twice is found to be done already.
 
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+mod in_process;
+#[cfg(feature = "nats")]
+mod jetstream;
+#[cfg(feature = "nats")]
+mod kv;
+mod names;
+mod sqlite;
+
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use trimtab_events::Event;
+
+pub use in_process::InProcess;
+#[cfg(feature = "nats")]
+pub use jetstream::{Credentials, JetStream, NatsOptions, Tls};
+#[cfg(feature = "nats")]
+pub use kv::KvStore;
+pub use names::MAX_VALUE_BYTES;
+pub use sqlite::{SqliteStore, wall_clock_ms};
 
 /// Who takes events. Each role has one queue; all workers of a role share it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -188,6 +206,8 @@ pub struct BusOptions {
     pub max_deliver: u64,
     /// Events a queue holds, outstanding ones included, before [`Bus::publish`] waits.
     pub queue_events: u64,
+    /// Bytes a queue holds, counted the same way. An event may have half a megabyte, so their number alone bounds nothing.
+    pub queue_bytes: u64,
     /// How long [`Bus::publish`] waits for room.
     pub full_wait: Duration,
     /// How long ids are remembered.
@@ -202,6 +222,7 @@ impl Default for BusOptions {
             ack_wait: Duration::from_secs(60),
             max_deliver: 10,
             queue_events: 10_000,
+            queue_bytes: 256 * 1024 * 1024,
             full_wait: Duration::from_secs(600),
             duplicate_window: Duration::from_secs(120),
             max_outstanding: 1_000,
@@ -246,7 +267,7 @@ pub struct Lease {
 
 /// Small documents that the workers of a cluster share: scan checkpoints, gates, counters, revisits, leases.
 ///
-/// Buckets and keys are of `[A-Za-z0-9_-]` and, in keys, `.` and `/` between non-empty parts; a value has at most 512 KiB.
+/// Buckets (`lease` is taken) and keys are of `[A-Za-z0-9_-]` and, in keys, `.` and `/` between non-empty parts; a value has at most 512 KiB.
 pub trait Store: Send + Sync {
     /// The document, if it exists.
     fn get<'a>(&'a self, bucket: &'a str, key: &'a str) -> BoxFuture<'a, Result<Option<Document>>>;
