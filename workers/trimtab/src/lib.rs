@@ -1,1 +1,20 @@
 //! Gives back the storage that log and ledger based messaging systems never reclaim by themselves.
+//!
+//! This crate wires the parts together: the [`worker`] loop that every role runs in, the roles in [`workers`], configuration,
+//! telemetry, the [`journal`], and the command line in [`cli`]. It decides nothing: rules are in `trimtab-policy`, what a
+//! system can do is in `trimtab-targets`.
+
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod http;
+pub mod journal;
+pub mod metrics;
+pub mod plan;
+pub mod retry;
+pub mod scans;
+pub mod share;
+pub mod sign;
+pub mod telemetry;
+pub mod worker;
+pub mod workers;

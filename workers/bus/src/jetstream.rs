@@ -1,0 +1,240 @@
+//! The bus over NATS JetStream: one stream per kind of event, one durable consumer per role.
+//!
+//! | stream | subjects | consumer |
+//! | --- | --- | --- |
+//! | `TT_REQ` | `trimtab.req.<target>` | `scanner` |
+//! | `TT_CAND` | `trimtab.cand.<target>.<kind>.<shard>` | `decider` |
+//! | `TT_DEC` | `trimtab.dec.<target>.<action>.<shard>.<key>` | `executor` |
+//! | `TT_RES` | `trimtab.res.<target>.<outcome>` | `audit` |
+//! | `TT_DLQ` | `trimtab.dlq.<role>.<target>` | none |
+//! | `TT_ADV` | the server's advisories about those consumers | `janitor` |
+//!
+//! [`connect`](self) reaches the servers, `streams` knows what must be there, `publish` stores, `pull` gets, `letters`
+//! keeps what is given up.
+
+mod connect;
+mod letters;
+mod publish;
+mod pull;
+mod streams;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_nats::jetstream::{AckKind, Message, consumer};
+use futures::future::BoxFuture;
+use trimtab_events::Event;
+
+use crate::names::{read_event, role_of};
+use crate::{Bus, BusError, DeadLetter, Delivery, Malformed, Published, Result, Role, Settle};
+use connect::Empty;
+use letters::Letters;
+use publish::{Flow, headers_of, store, subject_of};
+use pull::Puller;
+use streams::stream_of;
+
+pub use connect::{Credentials, NatsOptions, Tls};
+pub(crate) use connect::{Link, chain, jitter};
+pub(crate) use letters::Stored;
+pub(crate) use publish::Attempt;
+pub(crate) use streams::ensure_stream;
+
+/// The bus over NATS JetStream.
+pub struct JetStream {
+    link: Link,
+    options: NatsOptions,
+    flows: [Flow; 4],
+    pullers: [OnceLock<Puller>; 4],
+    letters: Arc<Letters>,
+    closed: std::sync::atomic::AtomicBool,
+}
+
+fn index(role: Role) -> usize {
+    match role {
+        Role::Scanner => 0,
+        Role::Decider => 1,
+        Role::Executor => 2,
+        Role::Audit => 3,
+    }
+}
+
+impl JetStream {
+    /// Connects, and sets the streams up if the options say so ([`JetStream::setup`]).
+    ///
+    /// # Errors
+    /// [`BusError::Unavailable`] when no server answers, [`BusError::Refused`] when the servers or the set-up refuse.
+    pub async fn connect(options: NatsOptions) -> Result<JetStream> {
+        let link = Link::connect(&options).await?;
+        let bus = JetStream {
+            flows: std::array::from_fn(|_| Flow::new(options.window)),
+            pullers: std::array::from_fn(|_| OnceLock::new()),
+            letters: Arc::new(Letters::new(&link)),
+            closed: false.into(),
+            link,
+            options,
+        };
+        if bus.options.create {
+            bus.setup().await?;
+        }
+        Ok(bus)
+    }
+
+    /// Creates the streams and consumers that are missing. Nothing that exists is changed.
+    ///
+    /// # Errors
+    /// [`BusError::Refused`] when one exists and is not as the options say, naming each difference.
+    pub async fn setup(&self) -> Result<()> {
+        streams::setup(&self.link, &self.options).await
+    }
+
+    /// Checks that all streams and consumers are there and keep the promises of this bus. Limits (sizes, ages, copies) may
+    /// differ from the options and are only logged: they are the owner's.
+    ///
+    /// # Errors
+    /// [`BusError::Refused`], naming each difference.
+    pub async fn verify(&self) -> Result<()> {
+        streams::verify(&self.link, &self.options).await
+    }
+
+    /// [`JetStream::verify`] for the consumer of one role, with the rights that its workers have anyway.
+    ///
+    /// # Errors
+    /// [`BusError::Refused`], naming each difference.
+    pub async fn verify_role(&self, role: Role) -> Result<()> {
+        streams::verify_role(&self.link, &self.options, role).await
+    }
+
+    /// Moves to the dead letters what the server stopped delivering because nobody ever settled it. To be called now and
+    /// then by one process with the right to read and delete messages; it does no harm if two do. The number moved.
+    ///
+    /// # Errors
+    /// When the streams cannot be read; what was not moved is moved by a later call.
+    pub async fn janitor_pass(&self) -> Result<u64> {
+        letters::janitor_pass(&self.letters).await
+    }
+
+    /// Waits until all that was settled has left this process. To be called before it ends.
+    ///
+    /// # Errors
+    /// When the connection is gone; what was settled may then be delivered again.
+    pub async fn flush(&self) -> Result<()> {
+        let flushed = tokio::time::timeout(Duration::from_secs(5), self.link.client.flush()).await;
+        let why = match flushed {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(e)) => chain(&e),
+            Err(_) => "not within 5 s".to_owned(),
+        };
+        Err(BusError::Unavailable { what: "send what was settled".to_owned(), why })
+    }
+
+    /// The store over the same connection.
+    pub fn store(&self) -> crate::KvStore {
+        crate::KvStore::over(self.link.clone(), self.options.replicas, self.options.create)
+    }
+
+    fn puller(&self, role: Role) -> &Puller {
+        self.pullers[index(role)].get_or_init(|| Puller::new(&self.link, role, &self.options.bus, &self.letters))
+    }
+
+    async fn publish(&self, event: &Event) -> Result<Published> {
+        let role = role_of(event)?;
+        let payload = event.to_bytes().map_err(|e| BusError::Unfit { id: event.id.clone(), why: e.to_string() })?;
+        let subject = subject_of(role, event);
+        let headers = || headers_of(role, event);
+        let flow = &self.flows[index(role)];
+        store(&self.link, flow, stream_of(role), &subject, headers, payload.into(), self.options.bus.full_wait).await
+    }
+
+    async fn take(&self, role: Role) -> Result<Delivery> {
+        if self.closed.load(std::sync::atomic::Ordering::Acquire) {
+            return Err(BusError::Closed);
+        }
+        let message = self.puller(role).next().await?;
+        // From here on nothing waits, so a dropped future cannot lose it.
+        let tries = message.info().ok().and_then(|info| u64::try_from(info.delivered).ok()).unwrap_or(1);
+        let event = match message.headers.as_ref().and_then(|headers| headers.get(async_nats::header::NATS_STREAM)) {
+            // The servers answer a read to any subject the reader names: whoever may read may so place a message where he
+            // may not publish. Such answers carry this header.
+            Some(stream) => Err(Malformed {
+                bytes: message.payload.to_vec(),
+                why: format!(
+                    "it is a copy out of stream {stream}, placed here by a read: nobody published it as an event"
+                ),
+            }),
+            None => read_event(&message.payload),
+        };
+        let settle = Held { message, role, tries, letters: Arc::clone(&self.letters) };
+        Ok(Delivery { event, tries, settle: Box::new(settle) })
+    }
+
+    async fn depth(&self, role: Role) -> Result<u64> {
+        let what = format!("ask for the depth of {}", stream_of(role));
+        let subject = format!("CONSUMER.INFO.{}.{}", stream_of(role), role.name());
+        let info = self.link.api::<consumer::Info>(&what, &subject, &Empty {}).await?;
+        let info = info.map_err(|e| BusError::Refused { what, why: e.to_string() })?;
+        Ok(info.num_pending + info.num_ack_pending as u64)
+    }
+}
+
+impl Bus for JetStream {
+    fn publish<'a>(&'a self, event: &'a Event) -> BoxFuture<'a, Result<Published>> {
+        Box::pin(self.publish(event))
+    }
+
+    fn take(&self, role: Role) -> BoxFuture<'_, Result<Delivery>> {
+        Box::pin(self.take(role))
+    }
+
+    fn depth(&self, role: Role) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(self.depth(role))
+    }
+
+    fn dead(&self, limit: usize) -> BoxFuture<'_, Result<Vec<DeadLetter>>> {
+        Box::pin(self.letters.read(limit))
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.closed.store(true, std::sync::atomic::Ordering::Release);
+            for puller in self.pullers.iter().filter_map(OnceLock::get) {
+                puller.close();
+            }
+        })
+    }
+}
+
+/// A delivery in somebody's hands. Dropping it does nothing: the server delivers it again after the acknowledgement time.
+struct Held {
+    message: Message,
+    role: Role,
+    tries: u64,
+    letters: Arc<Letters>,
+}
+
+impl Held {
+    async fn answer(&self, kind: AckKind) -> Result<()> {
+        self.message.ack_with(kind).await.map_err(|e| BusError::Unavailable {
+            what: format!("settle an event of {}", stream_of(self.role)),
+            why: e.to_string(),
+        })
+    }
+}
+
+impl Settle for Held {
+    fn done(self: Box<Self>) -> BoxFuture<'static, Result<()>> {
+        // Not confirmed by the server: if it is lost the event comes again and is found to be done.
+        Box::pin(async move { self.answer(AckKind::Ack).await })
+    }
+
+    fn again(self: Box<Self>, after: Duration) -> BoxFuture<'static, Result<()>> {
+        Box::pin(async move { self.answer(AckKind::Nak(Some(after).filter(|after| !after.is_zero()))).await })
+    }
+
+    fn dead(self: Box<Self>, why: String) -> BoxFuture<'static, Result<()>> {
+        Box::pin(async move { letters::give_up(&self.letters, self.role, &self.message, self.tries, why).await })
+    }
+
+    fn working(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.answer(AckKind::Progress))
+    }
+}

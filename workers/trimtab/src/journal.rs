@@ -1,0 +1,444 @@
+//! The record: an append-only file of JSON lines, each chained to the one before it by a hash, on disk before the caller goes
+//! on. Kept outside the bus: what a bus forgets is not forgotten here.
+//!
+//! A line is a [`Record`] with `hash` last: the SHA-256 of the previous line's hash (32 bytes; zeros before the first) and of the
+//! line up to `,"hash"`. Any changed, moved, repeated or missing line breaks the chain; only a cut tail does not, which is why
+//! [`verify`] prints the head to be kept elsewhere and compares with one that was.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::sync::oneshot;
+
+use crate::clock::Clock;
+
+/// Why a record is not on disk.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the record {path} {what}: {why}")]
+pub struct JournalError {
+    path: String,
+    what: &'static str,
+    why: String,
+}
+
+/// What kind of thing is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecordKind {
+    /// An act is about to be carried out: the decision, and the state before.
+    Intent,
+    /// What came of it.
+    Outcome,
+    /// What came of a scan.
+    Scan,
+    /// A person confirmed what a limit had stopped.
+    Confirm,
+    /// Evidence that a call may erase.
+    Evidence,
+    /// Something about this file itself.
+    Note,
+}
+
+/// One record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// From 0, without gaps.
+    pub seq: u64,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// What it is.
+    pub kind: RecordKind,
+    /// What it is about: a decision's or a scan's id.
+    pub id: String,
+    /// The resource; empty where it is about none.
+    pub subject: String,
+    /// Trace id; empty when nothing is traced.
+    pub trace_id: String,
+    /// The thing itself.
+    pub body: serde_json::Value,
+}
+
+/// What a caller hands over.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// What it is.
+    pub kind: RecordKind,
+    /// What it is about.
+    pub id: String,
+    /// The resource.
+    pub subject: String,
+    /// Trace id.
+    pub trace_id: String,
+    /// The thing itself.
+    pub body: serde_json::Value,
+}
+
+type Reply = oneshot::Sender<Result<u64, JournalError>>;
+
+/// An open journal. Many tasks may write at once: whatever waits is written and synced together.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    sender: mpsc::Sender<(Entry, Reply)>,
+}
+
+/// Records written and synced together at most.
+const GROUP: usize = 512;
+
+impl Journal {
+    /// Opens or creates `path`. One process at a time.
+    ///
+    /// # Errors
+    /// When it cannot be opened, somebody else has it open, or its last record is damaged. A record that was cut by a crash is
+    /// removed (its writer never got an answer) and noted.
+    pub fn open(path: &Path, clock: Clock) -> Result<Journal, JournalError> {
+        let error = |what, why: String| JournalError { path: path.display().to_string(), what, why };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(|e| error("cannot be opened", e.to_string()))?;
+        }
+        let open = OpenOptions::new().create(true).read(true).append(true).open(path);
+        let file = open.map_err(|e| error("cannot be opened", e.to_string()))?;
+        file.try_lock().map_err(|e| {
+            error("is open elsewhere", format!("{e}; another trimtab uses it: stop that one, or give this one another --state-dir"))
+        })?;
+        let mut writer = Writer { file, path: path.to_owned(), clock, length: 0, seq: 0, head: [0; 32] };
+        let cut = writer.find_end().map_err(|why| error("cannot be continued", why))?;
+        if cut > 0 {
+            let says = format!("{cut} bytes of a record that was being written during a crash were removed");
+            let note = Entry {
+                kind: RecordKind::Note,
+                id: String::new(),
+                subject: String::new(),
+                trace_id: String::new(),
+                body: serde_json::json!({ "says": says }),
+            };
+            writer.append(&[note]).map_err(|why| error("cannot be written", why))?;
+        }
+        let (sender, receiver) = mpsc::channel();
+        let run = std::thread::Builder::new().name("journal".to_owned()).spawn(move || writer.run(&receiver));
+        run.map_err(|e| error("cannot be opened", e.to_string()))?;
+        Ok(Journal { path: path.to_owned(), sender })
+    }
+
+    /// Writes a record. When this returns its number, the record is on disk.
+    ///
+    /// # Errors
+    /// When it is not: a full or failing disk. Then nothing of it is in the file, and what it was to precede must not happen.
+    pub async fn write(&self, entry: Entry) -> Result<u64, JournalError> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || JournalError {
+            path: self.path.display().to_string(),
+            what: "cannot be written",
+            why: "its writer has ended".to_owned(),
+        };
+        self.sender.send((entry, reply)).map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+struct Writer {
+    file: File,
+    path: PathBuf,
+    clock: Clock,
+    length: u64,
+    seq: u64,
+    head: [u8; 32],
+}
+
+impl Writer {
+    /// Goes to the end of the last whole record and removes what is after it. How many bytes that were.
+    fn find_end(&mut self) -> Result<u64, String> {
+        let size = self.file.metadata().map_err(|e| e.to_string())?.len();
+        let end = last_newline(&mut self.file, size).map_err(|e| e.to_string())?;
+        if end > 0 {
+            let start = last_newline(&mut self.file, end - 1).map_err(|e| e.to_string())?;
+            self.file.seek(SeekFrom::Start(start)).map_err(|e| e.to_string())?;
+            let mut line = Vec::new();
+            (&self.file).take(end - start).read_to_end(&mut line).map_err(|e| e.to_string())?;
+            let (record, hash, _) = split(line.trim_ascii_end()).map_err(|why| {
+                format!("its last record is damaged: {why}; run `trimtab audit verify`, and move the file away to begin a new one")
+            })?;
+            (self.seq, self.head) = (record.seq + 1, hash);
+        }
+        if size > end {
+            self.file.set_len(end).and_then(|()| self.file.sync_data()).map_err(|e| e.to_string())?;
+        }
+        self.length = end;
+        Ok(size - end)
+    }
+
+    fn run(&mut self, receiver: &mpsc::Receiver<(Entry, Reply)>) {
+        while let Ok(first) = receiver.recv() {
+            let mut group = vec![first];
+            while group.len() < GROUP
+                && let Ok(next) = receiver.try_recv()
+            {
+                group.push(next);
+            }
+            let (entries, replies): (Vec<Entry>, Vec<Reply>) = group.into_iter().unzip();
+            let written = self.append(&entries);
+            for (index, reply) in replies.into_iter().enumerate() {
+                let answer = written.as_ref().map(|first| first + index as u64).map_err(|why| JournalError {
+                    path: self.path.display().to_string(),
+                    what: "cannot be written",
+                    why: why.clone(),
+                });
+                let _ = reply.send(answer);
+            }
+        }
+    }
+
+    /// Appends and syncs; the number of the first. On an error the file is as it was.
+    fn append(&mut self, entries: &[Entry]) -> Result<u64, String> {
+        let first = self.seq;
+        let (mut head, mut bytes) = (self.head, Vec::new());
+        for (seq, entry) in (first..).zip(entries) {
+            let record = Record {
+                seq,
+                at_ms: self.clock.now_ms(),
+                kind: entry.kind,
+                id: entry.id.clone(),
+                subject: entry.subject.clone(),
+                trace_id: entry.trace_id.clone(),
+                body: entry.body.clone(),
+            };
+            let mut line = serde_json::to_vec(&record).map_err(|e| e.to_string())?;
+            line.pop();
+            head = hash(&head, &line);
+            bytes.extend_from_slice(&line);
+            bytes.extend_from_slice(format!(",\"hash\":\"{}\"}}\n", hex(&head)).as_bytes());
+        }
+        let written = self.file.write_all(&bytes).and_then(|()| self.file.sync_data());
+        if let Err(e) = written {
+            // Half a record must not stay: the next one would be glued to it.
+            let undone = self.file.set_len(self.length);
+            let undone = undone.err().map(|e| format!("; and what was written of it could not be removed: {e}"));
+            return Err(format!("{e}{}", undone.unwrap_or_default()));
+        }
+        self.length += bytes.len() as u64;
+        self.seq = first + entries.len() as u64;
+        self.head = head;
+        Ok(first)
+    }
+}
+
+/// The place after the last newline before `end`; 0 when there is none.
+fn last_newline(file: &mut File, end: u64) -> std::io::Result<u64> {
+    let mut block = [0; 8192];
+    let mut at = end;
+    while at > 0 {
+        let size = at.min(block.len() as u64);
+        at -= size;
+        let part = &mut block[..usize::try_from(size).unwrap_or(0)];
+        file.seek(SeekFrom::Start(at))?;
+        file.read_exact(part)?;
+        if let Some(found) = part.iter().rposition(|byte| *byte == b'\n') {
+            return Ok(at + found as u64 + 1);
+        }
+    }
+    Ok(0)
+}
+
+fn hash(head: &[u8; 32], line: &[u8]) -> [u8; 32] {
+    Sha256::new().chain_update(head).chain_update(line).finalize().into()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A line's record, its hash, and the part that the hash covers.
+fn split(line: &[u8]) -> Result<(Record, [u8; 32], &[u8]), String> {
+    const TAIL: usize = ",\"hash\":\"\"}".len() + 64;
+    let covered = line.len().checked_sub(TAIL).ok_or("it is too short")?;
+    let (covered, tail) = line.split_at(covered);
+    let digits = tail.strip_prefix(b",\"hash\":\"").and_then(|t| t.strip_suffix(b"\"}")).ok_or("it has no hash")?;
+    let mut found = [0; 32];
+    for (byte, pair) in found.iter_mut().zip(digits.chunks(2)) {
+        // Lower case only: another spelling of the same number is a change too.
+        let text = std::str::from_utf8(pair).map_err(|_| "its hash is not a number")?;
+        let valid = text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        *byte = u8::from_str_radix(text, 16).ok().filter(|_| valid).ok_or("its hash is not a number")?;
+    }
+    let mut json = covered.to_vec();
+    json.push(b'}');
+    let record = serde_json::from_slice(&json).map_err(|e| e.to_string())?;
+    Ok((record, found, covered))
+}
+
+/// What a whole chain looks like.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Chain {
+    /// Records.
+    pub records: u64,
+    /// Hash of the last one, hexadecimal. Keep it elsewhere, with the number: a tail that is cut off later is found by it alone.
+    pub head: String,
+    /// A record without its end is at the end: its writer was stopped and never went on.
+    pub torn: bool,
+}
+
+/// Reads a journal from the first record on, checks the chain, and hands each record over.
+///
+/// # Errors
+/// The first record that does not fit, and how.
+pub fn read(path: &Path, mut each: impl FnMut(Record)) -> Result<Chain, JournalError> {
+    let error = |what, why: String| JournalError { path: path.display().to_string(), what, why };
+    let file = File::open(path).map_err(|e| error("cannot be read", e.to_string()))?;
+    let mut reader = BufReader::with_capacity(1 << 16, file);
+    let (mut head, mut seq, mut line) = ([0_u8; 32], 0_u64, Vec::new());
+    loop {
+        line.clear();
+        let read = reader.read_until(b'\n', &mut line).map_err(|e| error("cannot be read", e.to_string()))?;
+        if read == 0 || line.last() != Some(&b'\n') {
+            return Ok(Chain { records: seq, head: hex(&head), torn: read > 0 });
+        }
+        line.pop();
+        let (record, says, covered) = split(&line).map_err(|why| error("is damaged", format!("record {seq}: {why}")))?;
+        let is = hash(&head, covered);
+        if record.seq != seq || is != says {
+            let why = format!("record {seq}: it was changed, or records before it were changed, moved or removed");
+            return Err(error("is damaged", why));
+        }
+        (head, seq) = (is, seq + 1);
+        each(record);
+    }
+}
+
+/// Checks a journal, and that its record number `records` − 1 had the hash `head` where an earlier head is given.
+///
+/// # Errors
+/// The first record that does not fit, or that the earlier head is not in it: the tail was cut, or all of it was written anew.
+pub fn verify(path: &Path, earlier: Option<(u64, &str)>) -> Result<Chain, JournalError> {
+    let chain = read(path, |_| {})?;
+    let Some((records, head)) = earlier else { return Ok(chain) };
+    let was = head_at(path, records)?;
+    if was.as_deref() == Some(head) {
+        return Ok(chain);
+    }
+    let why = format!("it had {records} records with the head {head} before; that is not in it any more");
+    Err(JournalError { path: path.display().to_string(), what: "is not the same", why })
+}
+
+fn head_at(path: &Path, records: u64) -> Result<Option<String>, JournalError> {
+    let error = |e: std::io::Error| JournalError {
+        path: path.display().to_string(),
+        what: "cannot be read",
+        why: e.to_string(),
+    };
+    if records == 0 {
+        return Ok(Some(hex(&[0; 32])));
+    }
+    let reader = BufReader::new(File::open(path).map_err(error)?);
+    let index = usize::try_from(records - 1).unwrap_or(usize::MAX);
+    let line = reader.split(b'\n').nth(index).transpose().map_err(error)?;
+    Ok(line.and_then(|line| split(&line).ok().map(|(_, hash, _)| hex(&hash))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(n: usize) -> Entry {
+        Entry {
+            kind: RecordKind::Intent,
+            id: format!("id-{n}"),
+            subject: "s".into(),
+            trace_id: String::new(),
+            body: serde_json::json!({ "n": n }),
+        }
+    }
+
+    async fn filled(path: &Path, count: usize) {
+        let journal = Journal::open(path, Clock::fixed(7)).unwrap();
+        for n in 0..count {
+            assert_eq!(journal.write(entry(n)).await.unwrap(), n as u64);
+        }
+    }
+
+    async fn released(path: &Path) -> Journal {
+        // The writer's thread ends, and gives the lock back, a moment after the last handle is dropped.
+        for _ in 0..500 {
+            if let Ok(journal) = Journal::open(path, Clock::fixed(8)) {
+                return journal;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        panic!("the journal is still open");
+    }
+
+    #[tokio::test]
+    async fn a_chain_is_continued_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j.jsonl");
+        filled(&path, 3).await;
+        let journal = released(&path).await;
+        assert_eq!(journal.write(entry(3)).await.unwrap(), 3);
+        assert!(Journal::open(&path, Clock::fixed(0)).unwrap_err().to_string().contains("open elsewhere"));
+        let chain = verify(&path, None).unwrap();
+        assert_eq!((chain.records, chain.torn), (4, false));
+    }
+
+    #[tokio::test]
+    async fn a_torn_record_is_removed_and_noted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j.jsonl");
+        filled(&path, 2).await;
+        drop(released(&path).await);
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"{\"seq\":2,\"at").unwrap();
+        assert!(verify(&path, None).unwrap().torn);
+        drop(released(&path).await);
+        let mut kinds = Vec::new();
+        read(&path, |record| kinds.push(record.kind)).unwrap();
+        assert_eq!(kinds, [RecordKind::Intent, RecordKind::Intent, RecordKind::Note]);
+    }
+
+    #[tokio::test]
+    async fn every_change_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j.jsonl");
+        filled(&path, 8).await;
+        let good = std::fs::read(&path).unwrap();
+        let whole = verify(&path, None).unwrap();
+        let damaged = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            let read = verify(&path, Some((whole.records, &whole.head)));
+            assert!(read.is_err(), "not found: {}", String::from_utf8_lossy(bytes));
+        };
+        for at in 0..good.len() {
+            for bit in [1, 32] {
+                let mut changed = good.clone();
+                changed[at] ^= bit;
+                damaged(&changed);
+            }
+        }
+        let lines: Vec<&[u8]> = good.split_inclusive(|byte| *byte == b'\n').collect();
+        for at in 0..lines.len() {
+            damaged(&lines[..at].concat());
+            let mut without = lines.clone();
+            without.remove(at);
+            damaged(&without.concat());
+            let mut twice = lines.clone();
+            twice.insert(at, lines[at]);
+            damaged(&twice.concat());
+            if at > 0 {
+                let mut swapped = lines.clone();
+                swapped.swap(at - 1, at);
+                damaged(&swapped.concat());
+            }
+        }
+        std::fs::write(&path, &good).unwrap();
+        assert!(verify(&path, Some((whole.records, &whole.head))).is_ok());
+        assert!(verify(&path, Some((3, &head_at(&path, 3).unwrap().unwrap()))).is_ok());
+    }
+}

@@ -1,0 +1,348 @@
+//! What workers share about scans, as small documents: who leads, how far it is, whether its decisions may be carried out, how much
+//! was, and what falls due later.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use trimtab_bus::{BusError, Document, Expect, Store};
+use trimtab_events::{Outcome, Proposed, ScanReport, ScanRef, Scope, Status, key_of};
+use trimtab_targets::Class;
+use uuid::Uuid;
+
+use crate::config::Caps;
+use crate::worker::Failure;
+
+const BUCKET: &str = "scans";
+
+/// Who leads the present scan of a target, or led the last one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leader {
+    /// The scan.
+    pub scan: ScanRef,
+    /// It has ended.
+    pub ended: bool,
+    /// Last sign of life, milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+/// Whether decisions of a scan may be carried out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gate {
+    /// The scan.
+    pub scan: ScanRef,
+    /// What it proposes.
+    pub proposed: Proposed,
+    /// Why not, if not.
+    pub stopped: Option<String>,
+    /// Who said so nevertheless.
+    pub confirmed_by: Option<String>,
+}
+
+impl Gate {
+    /// Why its decisions may not be carried out, if so.
+    pub fn closed(&self) -> Option<&str> {
+        self.stopped.as_deref().filter(|_| self.confirmed_by.is_none())
+    }
+}
+
+/// How far a scan is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// The report so far.
+    pub report: Option<ScanReport>,
+    /// Shards that are finished.
+    pub done: Vec<String>,
+}
+
+/// What was set aside for acts of a scan.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Budget {
+    /// Acts.
+    pub acts: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// What came of a scan's decisions so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// Outcomes by status.
+    pub statuses: BTreeMap<String, u64>,
+    /// Ledgers freed.
+    pub ledgers: u64,
+    /// Bytes freed, one replica.
+    pub bytes: i64,
+    /// The first few that failed or are pending, for a person.
+    pub problems: Vec<String>,
+}
+
+/// How many problems a [`Tally`] keeps.
+const TALLY_PROBLEMS: usize = 20;
+
+/// A visit that falls due.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revisit {
+    /// The target.
+    pub target: String,
+    /// The topic.
+    pub subject: String,
+    /// When, milliseconds since 1970.
+    pub due_ms: i64,
+}
+
+/// The documents, over a store.
+#[derive(Clone)]
+pub struct Scans {
+    store: Arc<dyn Store>,
+}
+
+fn read<T: DeserializeOwned>(document: &Document) -> Result<T, Failure> {
+    serde_json::from_slice(&document.value)
+        .map_err(|e| Failure::new(Class::Invalid, format!("document {BUCKET}/{} cannot be read: {e}", document.key)))
+}
+
+fn written<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
+    serde_json::to_vec(value).map_err(|e| Failure::new(Class::Bug, e))
+}
+
+impl Scans {
+    /// Over this store.
+    pub fn new(store: Arc<dyn Store>) -> Scans {
+        Scans { store }
+    }
+
+    async fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<(T, u64)>, Failure> {
+        let Some(document) = self.store.get(BUCKET, key).await? else { return Ok(None) };
+        Ok(Some((read(&document)?, document.revision)))
+    }
+
+    async fn put<T: Serialize>(&self, key: &str, value: &T) -> Result<(), Failure> {
+        self.store.put(BUCKET, key, &written(value)?, Expect::Anything).await?;
+        Ok(())
+    }
+
+    /// Changes a document, however many others do the same: reads, changes, writes on the revision read, and again.
+    async fn change<T, R>(&self, key: &str, mut by: impl FnMut(&mut T) -> R) -> Result<R, Failure>
+    where
+        T: Serialize + DeserializeOwned + Default,
+    {
+        for _ in 0..1000 {
+            let (mut value, expect) = match self.get::<T>(key).await? {
+                Some((value, revision)) => (value, Expect::Revision(revision)),
+                None => (T::default(), Expect::Absent),
+            };
+            let result = by(&mut value);
+            match self.store.put(BUCKET, key, &written(&value)?, expect).await {
+                Ok(_) => return Ok(result),
+                Err(BusError::Conflict { .. }) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Err(Failure::new(Class::Transient, format!("document {BUCKET}/{key} kept changing")))
+    }
+
+    /// The present or last leader of a target's scans.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn leader(&self, target: &str) -> Result<Option<Leader>, Failure> {
+        Ok(self.get(&format!("leader.{target}")).await?.map(|(leader, _)| leader))
+    }
+
+    /// Says who leads; refused when a later lease has led meanwhile.
+    ///
+    /// # Errors
+    /// When the store fails, or somebody with a higher fencing number led after it.
+    pub async fn lead(&self, target: &str, leader: &Leader) -> Result<(), Failure> {
+        let key = format!("leader.{target}");
+        let (expect, fence) = match self.get::<Leader>(&key).await? {
+            Some((known, revision)) => (Expect::Revision(revision), known.scan.fence),
+            None => (Expect::Absent, 0),
+        };
+        if fence > leader.scan.fence {
+            let why = format!("the lease of scan {} was lost: a later one has the fencing number {fence}", leader.scan.id);
+            return Err(Failure::new(Class::Gone, why));
+        }
+        self.store.put(BUCKET, &key, &written(leader)?, expect).await?;
+        Ok(())
+    }
+
+    /// How far a scan is.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn checkpoint(&self, scan: Uuid) -> Result<Checkpoint, Failure> {
+        Ok(self.get(&format!("checkpoint.{scan}")).await?.map(|(checkpoint, _)| checkpoint).unwrap_or_default())
+    }
+
+    /// Stores how far a scan is.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn set_checkpoint(&self, scan: Uuid, checkpoint: &Checkpoint) -> Result<(), Failure> {
+        self.put(&format!("checkpoint.{scan}"), checkpoint).await
+    }
+
+    /// Ends a scan: its gate, and what the next one is compared with.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn finish(&self, gate: &Gate, report: &ScanReport) -> Result<(), Failure> {
+        self.put(&format!("gate.{}", gate.scan.id), gate).await?;
+        if report.complete && report.stopped.is_none() {
+            self.put(&last_key(&report.target, &report.scope), &report.topics).await?;
+        }
+        self.store.delete(BUCKET, &format!("checkpoint.{}", gate.scan.id), Expect::Anything).await?;
+        Ok(())
+    }
+
+    /// Topics that the last complete scan of a scope saw.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn last_topics(&self, target: &str, scope: &Scope) -> Result<Option<u64>, Failure> {
+        Ok(self.get(&last_key(target, scope)).await?.map(|(topics, _)| topics))
+    }
+
+    /// The gate of a scan, once it has ended.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn gate(&self, scan: Uuid) -> Result<Option<Gate>, Failure> {
+        Ok(self.get(&format!("gate.{scan}")).await?.map(|(gate, _)| gate))
+    }
+
+    /// Opens a gate that a limit had closed.
+    ///
+    /// # Errors
+    /// When the store fails or there is no such gate.
+    pub async fn confirm(&self, scan: Uuid, by: &str) -> Result<Gate, Failure> {
+        let Some(mut gate) = self.gate(scan).await? else {
+            return Err(Failure::new(Class::Invalid, format!("no scan {scan} has ended here")));
+        };
+        gate.confirmed_by = Some(by.to_owned());
+        self.put(&format!("gate.{scan}"), &gate).await?;
+        Ok(gate)
+    }
+
+    /// Sets aside one act and its bytes from a scan's budget. False when that would cross a limit.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn reserve(&self, scan: Uuid, bytes: u64, caps: &Caps) -> Result<bool, Failure> {
+        self.change(&format!("budget.{scan}"), |budget: &mut Budget| {
+            let (acts, all) = (budget.acts + 1, budget.bytes.saturating_add(bytes));
+            if acts > caps.max_acts || all > caps.max_bytes {
+                return false;
+            }
+            (budget.acts, budget.bytes) = (acts, all);
+            true
+        })
+        .await
+    }
+
+    /// Adds an outcome to its scan's tally.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn count(&self, outcome: &Outcome) -> Result<(), Failure> {
+        self.change(&format!("tally.{}", outcome.scan.id), |tally: &mut Tally| {
+            *tally.statuses.entry(outcome.status.name().to_owned()).or_default() += 1;
+            tally.ledgers += outcome.freed.len() as u64;
+            tally.bytes += outcome.freed_bytes;
+            if matches!(outcome.status, Status::Failed | Status::Pending) && tally.problems.len() < TALLY_PROBLEMS {
+                let why = outcome.reasons.iter().map(|r| r.says.as_str()).collect::<Vec<_>>().join("; ");
+                tally.problems.push(format!("{}: {}: {why}", outcome.subject, outcome.status.name()));
+            }
+        })
+        .await
+    }
+
+    /// A scan's tally.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn tally(&self, scan: Uuid) -> Result<Tally, Failure> {
+        Ok(self.get(&format!("tally.{scan}")).await?.map(|(tally, _)| tally).unwrap_or_default())
+    }
+
+    /// Remembers a visit that falls due.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn revisit(&self, revisit: &Revisit) -> Result<(), Failure> {
+        self.put(&format!("revisit.{}", key_of(&revisit.target, &revisit.subject)), revisit).await
+    }
+
+    /// Visits that are due, at most `limit`.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn due(&self, now_ms: i64, limit: usize) -> Result<Vec<Revisit>, Failure> {
+        let (mut due, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.store.list(BUCKET, "revisit.", after.as_deref(), 256).await?;
+            let Some(last) = page.last() else { return Ok(due) };
+            after = Some(last.key.clone());
+            for document in &page {
+                let revisit: Revisit = read(document)?;
+                if revisit.due_ms <= now_ms && due.len() < limit {
+                    due.push(revisit);
+                }
+            }
+        }
+    }
+
+    /// Forgets a visit.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn visited(&self, revisit: &Revisit) -> Result<(), Failure> {
+        let key = format!("revisit.{}", key_of(&revisit.target, &revisit.subject));
+        Ok(self.store.delete(BUCKET, &key, Expect::Anything).await?)
+    }
+}
+
+fn last_key(target: &str, scope: &Scope) -> String {
+    let scope = serde_json::to_string(scope).unwrap_or_default();
+    format!("last.{}", key_of(target, &scope))
+}
+
+/// Why decisions of a scan must not be carried out before a person has looked, if so.
+pub fn over_caps(report: &ScanReport, user_topics: u64, last_topics: Option<u64>, caps: &Caps) -> Option<String> {
+    let proposed = report.proposed;
+    let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
+    let percent = |share: f64| format!("{:.1} %", share * 100.0);
+    if let Some(last) = last_topics {
+        let shrunk = 1.0 - share(report.topics, last);
+        if last > 0 && shrunk > caps.max_shrink {
+            return Some(format!(
+                "the scan saw {} topics, the one before it {last}: {} fewer, more than max_shrink ({}). A partial listing looks \
+                 like this; if topics were really deleted, raise --max-shrink once",
+                report.topics,
+                percent(shrunk),
+                percent(caps.max_shrink)
+            ));
+        }
+    }
+    if proposed.acts > caps.max_acts {
+        return Some(format!("{} acts are more than max_acts ({}); raise --max-acts to allow them", proposed.acts, caps.max_acts));
+    }
+    if proposed.bytes > caps.max_bytes {
+        return Some(format!("{} bytes are more than max_bytes ({}); raise --max-bytes to allow them", proposed.bytes, caps.max_bytes));
+    }
+    let topics = share(proposed.acts, user_topics);
+    let bytes = share(proposed.bytes, report.bytes);
+    let most = topics.max(bytes);
+    (report.scope.topic.is_none() && most > caps.max_share).then(|| {
+        format!(
+            "{} of the {user_topics} topics of users and {} of the bytes seen would be acted on, more than max_share ({}); look at the \
+             plan, and raise --max-share to allow it",
+            percent(topics),
+            percent(bytes),
+            percent(caps.max_share)
+        )
+    })
+}

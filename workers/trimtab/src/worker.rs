@@ -1,0 +1,295 @@
+//! The loop that every worker runs in: validate, span, handle, publish, then acknowledge; delay or dead-letter by class of error.
+//!
+//! Workers never publish, sleep or retry by themselves. An input is acknowledged only after everything that came of it is stored.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use opentelemetry::KeyValue;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{Instrument, Span, debug, error, field, info_span, warn};
+use trimtab_bus::{Bus, BusError, Delivery, Published, Role};
+use trimtab_events::{Body, Event, Invalid};
+use trimtab_targets::{Class, TargetError};
+
+use crate::journal::JournalError;
+use crate::metrics::Metrics;
+use crate::retry::Delays;
+use crate::telemetry;
+
+/// Why an event could not be handled.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Failure {
+    /// Not now: nothing is wrong, but it cannot be handled before something else has happened.
+    #[error("not yet: {why}")]
+    Later {
+        /// When to look again.
+        after: Duration,
+        /// What is waited for.
+        why: String,
+    },
+    /// Something failed.
+    #[error("{why}")]
+    Failed {
+        /// What to do about it.
+        class: Class,
+        /// What was attempted, on what, why it failed.
+        why: String,
+    },
+}
+
+impl Failure {
+    /// A failure of this class.
+    pub fn new(class: Class, why: impl std::fmt::Display) -> Failure {
+        Failure::Failed { class, why: why.to_string() }
+    }
+}
+
+impl From<TargetError> for Failure {
+    fn from(e: TargetError) -> Failure {
+        Failure::new(e.class(), e)
+    }
+}
+
+impl From<BusError> for Failure {
+    fn from(e: BusError) -> Failure {
+        let class = match &e {
+            BusError::Full { .. } | BusError::Unavailable { .. } | BusError::Conflict { .. } | BusError::Closed => Class::Transient,
+            BusError::Refused { .. } => Class::Refused,
+            BusError::Unfit { .. } => Class::Bug,
+        };
+        Failure::new(class, e)
+    }
+}
+
+impl From<JournalError> for Failure {
+    fn from(e: JournalError) -> Failure {
+        // A full disk is emptied some day; until then nothing may happen.
+        Failure::new(Class::Transient, e)
+    }
+}
+
+impl From<Invalid> for Failure {
+    fn from(e: Invalid) -> Failure {
+        Failure::new(Class::Bug, e)
+    }
+}
+
+/// Where a worker's outputs go.
+#[derive(Clone)]
+pub struct Out {
+    bus: Arc<dyn Bus>,
+}
+
+impl Out {
+    /// Outputs to this bus.
+    pub fn new(bus: Arc<dyn Bus>) -> Out {
+        Out { bus }
+    }
+
+    /// Publishes an event; it is stored when this returns.
+    ///
+    /// # Errors
+    /// When it could not be stored.
+    pub async fn emit(&self, event: &Event) -> Result<Published, Failure> {
+        Ok(self.bus.publish(event).await?)
+    }
+}
+
+/// One role's work.
+pub trait Worker: Send + Sync + 'static {
+    /// Whose queue it takes from.
+    fn role(&self) -> Role;
+
+    /// Whether it can take anything now. Asked before each take.
+    fn ready(&self) -> BoxFuture<'_, bool> {
+        Box::pin(futures::future::ready(true))
+    }
+
+    /// Handles one event that fits its schema.
+    fn handle<'a>(&'a self, event: &'a Event, body: Body, out: &'a Out) -> BoxFuture<'a, Result<(), Failure>>;
+}
+
+/// Numbers of a loop.
+#[derive(Debug, Clone)]
+pub struct LoopOptions {
+    /// Events handled at once.
+    pub at_once: usize,
+    /// Tries before an event that keeps failing is given up.
+    pub tries: u64,
+    /// How often the bus is told that an event is still being handled.
+    pub working_every: Duration,
+    /// Delays between tries.
+    pub delays: Delays,
+}
+
+impl Default for LoopOptions {
+    fn default() -> Self {
+        LoopOptions { at_once: 8, tries: 10, working_every: Duration::from_secs(20), delays: Delays::default() }
+    }
+}
+
+/// Runs a worker until `stop`, then finishes what it has begun.
+pub async fn run(worker: Arc<dyn Worker>, bus: Arc<dyn Bus>, options: LoopOptions, metrics: Arc<Metrics>, stop: CancellationToken) {
+    let role = worker.role();
+    let slots = Arc::new(Semaphore::new(options.at_once.max(1)));
+    let begun = TaskTracker::new();
+    let mut failures = 0;
+    loop {
+        let taken = tokio::select! {
+            () = stop.cancelled() => break,
+            taken = next(worker.as_ref(), bus.as_ref(), &slots) => taken,
+        };
+        match taken {
+            Ok((delivery, slot)) => {
+                failures = 0;
+                let one = One { worker: worker.clone(), out: Out::new(bus.clone()), options: options.clone(), metrics: metrics.clone() };
+                begun.spawn(async move {
+                    one.handle(delivery).await;
+                    drop(slot);
+                });
+            }
+            Err(BusError::Closed) => break,
+            Err(e) => {
+                failures += 1;
+                let delay = options.delays.after(failures);
+                warn!(role = role.name(), error = %e, delay_ms = delay.as_millis(), "taking from the queue failed; trying again");
+                tokio::select! { () = stop.cancelled() => break, () = tokio::time::sleep(delay) => {} }
+            }
+        }
+    }
+    begun.close();
+    begun.wait().await;
+}
+
+/// How often a worker that is not ready is asked again.
+const READY_EVERY: Duration = Duration::from_millis(500);
+
+async fn next(
+    worker: &dyn Worker,
+    bus: &dyn Bus,
+    slots: &Arc<Semaphore>,
+) -> Result<(Delivery, tokio::sync::OwnedSemaphorePermit), BusError> {
+    let slot = slots.clone().acquire_owned().await.map_err(|_| BusError::Closed)?;
+    while !worker.ready().await {
+        tokio::time::sleep(READY_EVERY).await;
+    }
+    Ok((bus.take(worker.role()).await?, slot))
+}
+
+/// One event on its way.
+struct One {
+    worker: Arc<dyn Worker>,
+    out: Out,
+    options: LoopOptions,
+    metrics: Arc<Metrics>,
+}
+
+impl One {
+    async fn handle(&self, delivery: Delivery) {
+        let role = self.worker.role().name();
+        let Delivery { event, tries, settle } = delivery;
+        let started = tokio::time::Instant::now();
+        let (result, settled) = match event {
+            Err(malformed) => ("malformed", self.bury(settle, format!("not an event: {}", malformed.why)).await),
+            Ok(event) => match event.body() {
+                Err(e) => ("invalid", self.bury(settle, e.to_string()).await),
+                Ok(body) => {
+                    let span = process_span(role, &event, tries);
+                    let handled = self.work(&event, body, settle.as_ref()).instrument(span.clone()).await;
+                    self.settle(handled, &event, tries, settle).instrument(span).await
+                }
+            },
+        };
+        let labels = [KeyValue::new("role", role), KeyValue::new("result", result)];
+        self.metrics.events.add(1, &labels);
+        self.metrics.handle.record(started.elapsed().as_secs_f64(), &labels[..1]);
+        if let Err(e) = settled {
+            // It will come again, and be found to be done already.
+            warn!(role, error = %e, "an event could not be settled");
+        }
+    }
+
+    /// Handles the event, telling the bus from time to time that it is still being handled.
+    async fn work(&self, event: &Event, body: Body, settle: &dyn trimtab_bus::Settle) -> Result<(), Failure> {
+        let mut work = self.worker.handle(event, body, &self.out);
+        loop {
+            tokio::select! {
+                handled = &mut work => return handled,
+                () = tokio::time::sleep(self.options.working_every) => {
+                    if let Err(e) = settle.working().await {
+                        warn!(event = event.id, error = %e, "could not tell the bus that this is still being handled");
+                    }
+                }
+            }
+        }
+    }
+
+    async fn settle(
+        &self,
+        handled: Result<(), Failure>,
+        event: &Event,
+        tries: u64,
+        settle: Box<dyn trimtab_bus::Settle>,
+    ) -> (&'static str, Result<(), BusError>) {
+        match handled {
+            Ok(()) => ("done", settle.done().await),
+            Err(Failure::Later { after, why }) => {
+                debug!(event = event.id, why, "later");
+                ("later", settle.again(after).await)
+            }
+            Err(Failure::Failed { class: Class::Transient, why }) if tries < self.options.tries => {
+                let delay = self.options.delays.after(tries);
+                warn!(event = event.id, subject = event.subject, tries, delay_ms = delay.as_millis(), error = why, "trying again");
+                Span::current().record("otel.status_code", "ERROR");
+                ("again", settle.again(delay).await)
+            }
+            Err(Failure::Failed { class: Class::Gone, why }) => {
+                debug!(event = event.id, subject = event.subject, why, "what it is about is gone");
+                ("gone", settle.done().await)
+            }
+            Err(Failure::Failed { class, why }) => {
+                error!(event = event.id, subject = event.subject, tries, ?class, error = why, "given up");
+                Span::current().record("otel.status_code", "ERROR");
+                ("dead", self.bury(settle, why).await)
+            }
+        }
+    }
+
+    async fn bury(&self, settle: Box<dyn trimtab_bus::Settle>, why: String) -> Result<(), BusError> {
+        self.metrics.dead.add(1, &[KeyValue::new("role", self.worker.role().name())]);
+        settle.dead(why).await
+    }
+}
+
+/// The span of handling one event. A page is only linked to what made it: each of its candidates has a trace of its own.
+fn process_span(role: &'static str, event: &Event, tries: u64) -> Span {
+    let span = info_span!(
+        "process",
+        otel.name = format!("process {}", short(&event.kind)),
+        otel.kind = "consumer",
+        otel.status_code = field::Empty,
+        messaging.system = "trimtab",
+        messaging.operation.type = "process",
+        messaging.operation.name = "process",
+        messaging.destination.template = short(&event.kind),
+        messaging.message.id = event.id,
+        trimtab.role = role,
+        trimtab.subject = event.subject,
+        trimtab.tries = tries,
+    );
+    if event.kind.contains(".candidate.") {
+        telemetry::link(&span, &event.trace());
+    } else {
+        telemetry::follow(&span, &event.trace());
+    }
+    span
+}
+
+/// A type's name without the prefix and version that all have.
+pub fn short(kind: &str) -> &str {
+    kind.strip_prefix("dev.trimtab.").and_then(|rest| rest.strip_suffix(".v1")).unwrap_or(kind)
+}
