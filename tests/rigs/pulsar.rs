@@ -192,12 +192,7 @@ impl PulsarRig {
 
     fn boot(builder: Builder) -> Result<Self> {
         let classpath = cache::maven_classpath("pulsar", POM)?;
-        let agent = cache::java_jar(
-            "shifted-clock",
-            &[CLOCK],
-            &classpath,
-            "Premain-Class: ShiftedClock\nCan-Retransform-Classes: true\n",
-        )?;
+        let agent = clock_agent(&classpath)?;
         let folder =
             tempfile::Builder::new().prefix("trimtab-pulsar-").tempdir().context("creating the rig's folder")?;
         for name in ["zookeeper", "bookie/journal", "bookie/ledgers", "nar", "offload", "log", "tmp"] {
@@ -404,7 +399,7 @@ impl PulsarRig {
 
     /// The same, with its ZooKeeper connection going to another address, a proxy's say.
     pub fn client_through(&self, zk: &str) -> Result<JavaClient> {
-        let jar = cache::java_jar("rig-client", &CLIENT, &self.classpath, "")?;
+        let jar = client_jar(&self.classpath)?;
         let mut args = vec![self.service(), zk.to_owned()];
         if self.secret.is_some() {
             args.push(self.token(SUPERUSER)?);
@@ -441,6 +436,23 @@ impl PulsarRig {
         cache::run(&mut tar, "install tar and gzip").context("packing the state")?;
         Ok(())
     }
+}
+
+/// Fetches and compiles what a [`PulsarRig`] needs, without booting one.
+pub fn install() -> Result<()> {
+    let classpath = cache::maven_classpath("pulsar", POM)?;
+    clock_agent(&classpath)?;
+    install::offloader(&classpath)?;
+    client_jar(&classpath).map(drop)
+}
+
+fn clock_agent(classpath: &str) -> Result<PathBuf> {
+    let manifest = "Premain-Class: ShiftedClock\nCan-Retransform-Classes: true\n";
+    cache::java_jar("shifted-clock", &[CLOCK], classpath, manifest)
+}
+
+fn client_jar(classpath: &str) -> Result<PathBuf> {
+    cache::java_jar("rig-client", &CLIENT, classpath, "")
 }
 
 fn answers_ok(url: &str, token: Option<&str>) -> bool {

@@ -1,8 +1,9 @@
-//! Boots a rig for a person to look at, and stops it at the end of standard input.
+//! Boots a rig for a person to look at, and stops it at the end of standard input; or installs what the rigs need.
 //!
-//! `cargo run -p trimtab-tests --bin rig -- pulsar|mess|nats`
+//! `cargo run -p trimtab-tests --bin rig -- pulsar|mess|nats|install`
 
 use anyhow::{Result, bail};
+use trimtab_tests::cache;
 use trimtab_tests::mess::Mess;
 use trimtab_tests::nats::NatsRig;
 use trimtab_tests::pulsar::PulsarRig;
@@ -21,7 +22,8 @@ fn main() -> Result<()> {
             println!("NATS={}\nMONITOR={}", rig.url(), rig.monitor(0));
             wait()
         }
-        _ => bail!("say which rig: pulsar, mess or nats"),
+        "install" => install(),
+        _ => bail!("say which rig, pulsar, mess or nats, or install"),
     }
 }
 
@@ -35,6 +37,15 @@ fn show_pulsar(rig: &PulsarRig) -> Result<()> {
         rig.folder().display()
     );
     wait()
+}
+
+/// Fetches and builds everything into the cache, and prints where the programs are, for a shell to evaluate.
+fn install() -> Result<()> {
+    trimtab_tests::pulsar::install()?;
+    println!("export NATS_SERVER='{}'", cache::nats_server()?.display());
+    println!("export NATS_CLI='{}'", cache::nats_cli()?.display());
+    println!("export DOCKER_COMPOSE='{}'", cache::docker_compose()?.display());
+    Ok(())
 }
 
 fn wait() -> Result<()> {

@@ -134,7 +134,7 @@ impl PulsarRig {
 }
 
 /// The offloader in the archive that a broker loads it from.
-fn offloader(classpath: &str) -> Result<PathBuf> {
+pub(super) fn offloader(classpath: &str) -> Result<PathBuf> {
     const ABOUT: &str = "name: disk\ndescription: one file a ledger\noffloaderFactoryClass: DiskOffloader\n";
     let classes = cache::java_jar("disk-offloader", &[OFFLOADER], classpath, "")?;
     let name = format!("jars/disk-offloader-nar-{}", cache::key([OFFLOADER.1, ABOUT, classpath]));
