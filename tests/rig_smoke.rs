@@ -101,7 +101,8 @@ fn the_mess_is_what_it_says() {
         let trim = || mess.rig.rest("POST", &format!("{path}/trim"), None).unwrap();
         match fate {
             Fate::Trim(_) | Fate::ExpireThenTrim(_) => trim().ok().unwrap(),
-            Fate::Blocked => trim(),
+            // A visit would have the broker evict what the quota does not allow.
+            Fate::Blocked if !name.contains("quota/") => trim(),
             _ => continue,
         };
         if let Fate::ExpireThenTrim(_) = fate {

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{LazyLock, Mutex, MutexGuard};
@@ -78,7 +78,7 @@ impl Process {
             child,
             group,
             ended: None,
-            grace: Duration::from_secs(20),
+            grace: Duration::from_secs(90),
         })
     }
 
@@ -174,7 +174,8 @@ impl Process {
         Ok(())
     }
 
-    /// Asks it to end (SIGTERM), waits, and kills it when it does not.
+    /// Asks it to end (SIGTERM) and waits. One that does not end is killed, which is an error: what it left behind is not
+    /// what a test expects after a stop in good order.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         if let Some(status) = self.poll() {
             return Ok(status);
@@ -190,7 +191,7 @@ impl Process {
             std::thread::sleep(Duration::from_millis(20));
         }
         self.kill9()?;
-        Ok(self.ended.unwrap_or_else(|| ExitStatus::from_raw(9)))
+        bail!("{} did not stop within {} s and was killed; {}", self.name, self.grace.as_secs(), self.tail())
     }
 }
 
@@ -289,6 +290,8 @@ impl WatcherGuard {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
     #[test]

@@ -45,7 +45,8 @@ const CLIENT: [(&str, &str); 2] = [
 ];
 
 /// Everything that the state of a rig on disk depends on; the key of saved states.
-pub(crate) const SOURCES: [&str; 6] = [POM, CLOCK.1, OFFLOADER.1, CLIENT[0].1, CLIENT[1].1, include_str!("pulsar.rs")];
+pub(crate) const SOURCES: [&str; 6] =
+    [POM, CLOCK.1, OFFLOADER.1, CLIENT[0].1, CLIENT[1].1, include_str!("pulsar/config.rs")];
 
 /// The cluster's name.
 pub const CLUSTER: &str = "rig";
