@@ -84,6 +84,14 @@ fn services_are_pinned_and_watched_and_open_to_nobody_else() {
 fn nats_flushes_every_write_and_trimtab_starts_dry() {
     let text = std::fs::read_to_string(file()).unwrap();
     assert!(text.contains("sync_interval: always"));
-    assert!(text.contains("TRIMTAB_MODE: ${TRIMTAB_MODE:-plan}"));
+    assert!(text.contains("TRIMTAB_MODE: ${TRIMTAB_MODE:-dry-run}"));
     assert!(!text.contains("password"), "no secrets in the file");
+}
+
+#[test]
+fn trimtab_takes_the_file_that_it_is_given_there() {
+    let file = file().with_file_name("deploy").join("compose/trimtab.toml");
+    let config = trimtab::config::Config::load(Some(&file)).unwrap();
+    assert_eq!(config.mode, trimtab::config::RunMode::DryRun);
+    assert!(config.nats.url.is_some() && config.pulsar.metadata.is_some());
 }

@@ -94,6 +94,19 @@ fn percent(text: &str, keep: &[u8]) -> String {
     out
 }
 
+/// A ledger in the list of a managed ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listed {
+    /// Its id.
+    pub id: i64,
+    /// Its entries, if need be as BookKeeper knows them; -1 when BookKeeper does not know the ledger.
+    pub entries: i64,
+    /// Its bytes.
+    pub bytes: i64,
+    /// When it was closed, 0 if the list does not say.
+    pub closed_ms: i64,
+}
+
 /// A process that reads commands from its standard input and answers each with one line.
 #[derive(Debug)]
 pub struct JavaClient {
@@ -156,6 +169,19 @@ impl JavaClient {
             None => Ok(told),
             Some(what) => bail!("{what}"),
         }
+    }
+
+    /// The ledgers that a managed ledger lists (path below `/managed-ledgers`), in the order of the list. Read from the
+    /// metadata alone, so no broker loads anything.
+    pub fn listed(&mut self, managed_ledger: &str) -> Result<Vec<Listed>> {
+        let told = self.run(&format!("listed {}", word(managed_ledger)))?;
+        told.split_whitespace()
+            .map(|ledger| {
+                let fields: Vec<i64> = ledger.split(':').map(str::parse).collect::<Result<_, _>>()?;
+                let &[id, entries, bytes, closed_ms] = &fields[..] else { bail!("not a ledger: {ledger}") };
+                Ok(Listed { id, entries, bytes, closed_ms })
+            })
+            .collect()
     }
 
     /// The process, to freeze or kill it.

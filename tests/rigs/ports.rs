@@ -26,7 +26,7 @@ pub struct Port {
 impl Port {
     /// Takes a port on which nothing listens now.
     pub fn take() -> Result<Self> {
-        let folder = std::env::temp_dir().join("trimtab-test-ports");
+        let folder = crate::cache::root()?.join("ports");
         std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
         // Processes start at different places, so that they seldom try the same locks.
         let start = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.subsec_nanos()) ^ std::process::id();

@@ -15,6 +15,9 @@
 //! messages in tiny buckets, transactions on. Any setting can be overridden. The bookie has a name instead of an address
 //! (`rig-bookie`), so the state on disk does not care about ports.
 
+mod config;
+mod install;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
@@ -24,16 +27,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use crate::cache;
 use crate::http::{self, Reply};
-use crate::java::{JavaClient, Shift, flags};
+use crate::java::{JavaClient, Shift};
 use crate::ports::Port;
-use crate::process::{Process, Spec};
+use crate::process::Process;
 
 const POM: &str = include_str!("java/pulsar/pom.xml");
 const CLOCK: (&str, &str) = ("ShiftedClock.java", include_str!("java/pulsar/ShiftedClock.java"));
@@ -85,6 +86,7 @@ pub struct Builder {
     clock: Shift,
     tokens: bool,
     tls: bool,
+    heaps: BTreeMap<Part, u32>,
     state: Option<PathBuf>,
 }
 
@@ -130,6 +132,13 @@ impl Builder {
         self
     }
 
+    /// The heap of a part in megabytes, where the usual one (256, brokers 512) is too small: a ZooKeeper with 100,000
+    /// topics wants a gigabyte.
+    pub fn heap_mb(mut self, part: Part, megabytes: u32) -> Self {
+        self.heaps.insert(part, megabytes);
+        self
+    }
+
     /// Begins with the state that [`PulsarRig::save`] packed.
     pub fn restore(mut self, archive: &Path) -> Self {
         self.state = Some(archive.into());
@@ -160,6 +169,7 @@ pub struct PulsarRig {
     clock: Shift,
     secret: Option<String>,
     tls: bool,
+    heaps: BTreeMap<Part, u32>,
     classpath: String,
     agent: PathBuf,
     ports: Ports,
@@ -175,18 +185,14 @@ impl PulsarRig {
             clock: Shift::NONE,
             tokens: false,
             tls: false,
+            heaps: BTreeMap::new(),
             state: None,
         }
     }
 
     fn boot(builder: Builder) -> Result<Self> {
         let classpath = cache::maven_classpath("pulsar", POM)?;
-        let agent = cache::java_jar(
-            "shifted-clock",
-            &[CLOCK],
-            &classpath,
-            "Premain-Class: ShiftedClock\nCan-Retransform-Classes: true\n",
-        )?;
+        let agent = clock_agent(&classpath)?;
         let folder =
             tempfile::Builder::new().prefix("trimtab-pulsar-").tempdir().context("creating the rig's folder")?;
         for name in ["zookeeper", "bookie/journal", "bookie/ledgers", "nar", "offload", "log", "tmp"] {
@@ -208,6 +214,7 @@ impl PulsarRig {
             clock: builder.clock,
             secret,
             tls: builder.tls,
+            heaps: builder.heaps,
             classpath,
             agent,
             ports: Ports {
@@ -305,6 +312,7 @@ impl PulsarRig {
                 (512, main, vec!["-c".into(), file], 180)
             }
         };
+        let heap_mb = self.heaps.get(&part).copied().unwrap_or(heap_mb);
         let mut process = Process::start(&self.java(part.name(), heap_mb, main, &args)?)?;
         let ready: Box<dyn Fn() -> bool> = match part {
             Part::ZooKeeper => {
@@ -384,16 +392,6 @@ impl PulsarRig {
         http::request(method, &url, Some(&self.token(role)?), json)
     }
 
-    /// A token for a role: [`SUPERUSER`] may do everything, any other name nothing until it is granted something.
-    pub fn token(&self, role: &str) -> Result<String> {
-        let secret = self.secret.as_ref().context("this rig asks for no tokens")?;
-        let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
-        let claims = serde_json::json!({ "sub": role }).to_string();
-        let signed = format!("{}.{}", encode(br#"{"alg":"HS256"}"#), encode(claims.as_bytes()));
-        let mac = hmac_sha256(secret.as_bytes(), signed.as_bytes());
-        Ok(format!("{signed}.{}", encode(&mac)))
-    }
-
     /// A client process that does what it is told; see [`JavaClient::run`].
     pub fn client(&self) -> Result<JavaClient> {
         self.client_through(&self.zk())
@@ -401,7 +399,7 @@ impl PulsarRig {
 
     /// The same, with its ZooKeeper connection going to another address, a proxy's say.
     pub fn client_through(&self, zk: &str) -> Result<JavaClient> {
-        let jar = cache::java_jar("rig-client", &CLIENT, &self.classpath, "")?;
+        let jar = client_jar(&self.classpath)?;
         let mut args = vec![self.service(), zk.to_owned()];
         if self.secret.is_some() {
             args.push(self.token(SUPERUSER)?);
@@ -438,242 +436,24 @@ impl PulsarRig {
         cache::run(&mut tar, "install tar and gzip").context("packing the state")?;
         Ok(())
     }
-
-    // ---- the inside
-
-    /// The cluster's own record names ports; after a restore they are others.
-    fn announce_cluster(&self) -> Result<()> {
-        let json = serde_json::json!({ "serviceUrl": self.web(), "brokerServiceUrl": self.service() });
-        self.rest("POST", &format!("clusters/{CLUSTER}"), Some(&json.to_string()))?
-            .ok()
-            .context("telling the cluster its new addresses")?;
-        Ok(())
-    }
-
-    fn prepare(&self) -> Result<()> {
-        self.write(
-            "log4j2.xml",
-            r#"<Configuration status="WARN">
-  <Appenders><Console name="out"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>
-  <Loggers><Root level="${sys:rig.level:-info}"><AppenderRef ref="out"/></Root></Loggers>
-</Configuration>
-"#,
-        )?;
-        if let Some(secret) = &self.secret {
-            self.write("token.secret", secret)?;
-        }
-        let offloader = cache::java_jar("disk-offloader", &[OFFLOADER], &self.classpath, "")?;
-        let folder = self.folder.path();
-        let tree = folder.join("nar-tree");
-        for name in ["META-INF/services", "META-INF/bundled-dependencies"] {
-            fs::create_dir_all(tree.join(name))?;
-        }
-        fs::create_dir_all(folder.join("offloaders"))?;
-        fs::copy(offloader, tree.join("META-INF/bundled-dependencies/disk-offloader.jar"))?;
-        fs::write(
-            tree.join("META-INF/services/pulsar-offloader.yaml"),
-            "name: disk\ndescription: one file a ledger\noffloaderFactoryClass: DiskOffloader\n",
-        )?;
-        let mut jar = Command::new("jar");
-        jar.arg("cf").arg(folder.join("offloaders/disk.nar")).arg("-C").arg(&tree).arg(".");
-        cache::run(&mut jar, "install a JDK, 17 or newer").context("packing the offloader")?;
-        if self.tls {
-            self.make_certificate()?;
-        }
-        Ok(())
-    }
-
-    fn make_certificate(&self) -> Result<()> {
-        let store = self.folder.path().join("keystore.p12");
-        let keytool = |args: &[&str]| {
-            let mut keytool = Command::new("keytool");
-            keytool.args(args).args(["-alias", "broker", "-storetype", "PKCS12"]);
-            keytool.args(["-storepass", "rig-password", "-keystore"]).arg(&store);
-            cache::run(&mut keytool, "install a JDK, 17 or newer").context("making a certificate")
-        };
-        keytool(&[
-            "-genkeypair",
-            "-keyalg",
-            "EC",
-            "-groupname",
-            "secp256r1",
-            "-validity",
-            "3650",
-            "-dname",
-            "CN=localhost",
-            "-ext",
-            "SAN=ip:127.0.0.1,dns:localhost",
-        ])?;
-        let pem = keytool(&["-exportcert", "-rfc"])?;
-        self.write("certificate.pem", &pem)
-    }
-
-    fn write(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.folder.path().join(name);
-        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
-    }
-
-    fn java(&self, name: &str, heap_mb: u32, main: &str, args: &[String]) -> Result<Spec> {
-        let folder = self.folder.path();
-        let mut all = flags(heap_mb, self.clock, &self.agent);
-        for side in ["bookie", "client"] {
-            let class = format!(
-                "org.apache.pulsar.metadata.bookkeeper.PulsarMetadata{}{}Driver",
-                side[..1].to_uppercase(),
-                &side[1..]
-            );
-            all.push(format!("-Dbookkeeper.metadata.{side}.drivers={class}"));
-        }
-        all.push(format!("-Dlog4j2.configurationFile={}", folder.join("log4j2.xml").display()));
-        all.push(format!("-Djava.io.tmpdir={}", folder.join("tmp").display()));
-        all.push(format!("-Drig.offload={}", folder.join("offload").display()));
-        // A rig is thrown away; what matters is that a test does not wait for the disk.
-        all.push("-Dzookeeper.forceSync=no".into());
-        all.push("-Dzookeeper.admin.enableServer=false".into());
-        if name == "client" || name == "set-up" {
-            all.push("-Drig.level=warn".into());
-        }
-        all.extend(["-cp".into(), self.classpath.clone(), main.into()]);
-        all.extend(args.iter().cloned());
-        Ok(Spec {
-            name: name.into(),
-            program: "java".into(),
-            args: all,
-            env: vec![],
-            folder: folder.into(),
-            log: folder.join(format!("log/{name}.log")),
-        })
-    }
-
-    fn set_up_cluster(&self) -> Result<()> {
-        let mark = self.folder.path().join("cluster-made");
-        if mark.exists() {
-            return Ok(());
-        }
-        let store = format!("zk:{}", self.zk());
-        let args = [
-            "--cluster",
-            CLUSTER,
-            "--metadata-store",
-            &store,
-            "--configuration-metadata-store",
-            &store,
-            "--web-service-url",
-            &self.web(),
-            "--broker-service-url",
-            &self.service(),
-            "--initial-num-transaction-coordinators",
-            "2",
-        ];
-        let args: Vec<String> = args.iter().map(|&a| a.to_owned()).collect();
-        let spec = self.java("set-up", 128, "org.apache.pulsar.PulsarClusterMetadataSetup", &args)?;
-        let mut command = Command::new(&spec.program);
-        command.args(&spec.args).current_dir(&spec.folder);
-        cache::run(&mut command, "install a JDK, 17 or newer").context("setting the cluster up")?;
-        fs::write(mark, "").context("noting that the cluster is set up")
-    }
-
-    fn zookeeper_config(&self) -> String {
-        format!(
-            "tickTime=1000\ndataDir={}\nclientPortAddress=127.0.0.1\nclientPort={}\n\
-             admin.enableServer=false\n4lw.commands.whitelist=*\nmaxClientCnxns=0\n\
-             minSessionTimeout=2000\nmaxSessionTimeout=60000\nautopurge.purgeInterval=0\n",
-            self.folder.path().join("zookeeper").display(),
-            self.ports.zookeeper.number(),
-        )
-    }
-
-    fn bookie_config(&self) -> String {
-        format!(
-            "bookieId=rig-bookie\nbookiePort={}\nlisteningInterface=lo\nallowLoopback=true\n\
-             advertisedAddress=127.0.0.1\njournalDirectory=bookie/journal\n\
-             ledgerDirectories=bookie/ledgers\nmetadataServiceUri=metadata-store:zk:{}\n\
-             httpServerEnabled=true\nhttpServerPort={}\nhttpServerHost=127.0.0.1\n{}",
-            self.ports.bookie.number(),
-            self.zk(),
-            self.ports.bookie_http.number(),
-            BOOKIE_SETTINGS.replace(' ', "\n"),
-        )
-    }
-
-    fn broker_config(&self, part: Part) -> Result<String> {
-        let [binary, web, web_tls] = match part {
-            Part::Broker2 => &self.ports.brokers[1],
-            _ => &self.ports.brokers[0],
-        };
-        let folder = self.folder.path();
-        let store = format!("zk:{}", self.zk());
-        let mut all: BTreeMap<String, String> = BROKER_SETTINGS
-            .split_whitespace()
-            .filter_map(|setting| setting.split_once('='))
-            .map(|(k, v)| (k.to_owned(), v.to_owned()))
-            .collect();
-        let mut set = |key: &str, value: String| all.insert(key.to_owned(), value);
-        set("clusterName", CLUSTER.into());
-        set("metadataStoreUrl", store.clone());
-        set("configurationMetadataStoreUrl", store);
-        set("brokerServicePort", binary.number().to_string());
-        set("webServicePort", web.number().to_string());
-        set("offloadersDirectory", folder.join("offloaders").display().to_string());
-        set("narExtractionDirectory", folder.join("nar").display().to_string());
-        if self.tls {
-            set("webServicePortTls", web_tls.number().to_string());
-            set("tlsEnabledWithKeyStore", "true".into());
-            set("tlsKeyStoreType", "PKCS12".into());
-            set("tlsKeyStore", folder.join("keystore.p12").display().to_string());
-            set("tlsKeyStorePassword", "rig-password".into());
-        }
-        if self.secret.is_some() {
-            let file = folder.join("token.secret").display().to_string();
-            let provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken";
-            let plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken";
-            set("authenticationEnabled", "true".into());
-            set("authorizationEnabled", "true".into());
-            set("authenticationProviders", provider.into());
-            set("tokenSecretKey", format!("file://{file}"));
-            set("superUserRoles", SUPERUSER.into());
-            set("brokerClientAuthenticationPlugin", plugin.into());
-            set("brokerClientAuthenticationParameters", format!("token:{}", self.token(SUPERUSER)?));
-        }
-        all.extend(self.settings.clone());
-        Ok(all.iter().map(|(k, v)| format!("{k}={v}\n")).collect())
-    }
 }
 
-const BOOKIE_SETTINGS: &str = "\
-ledgerStorageClass=org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage \
-dbStorage_writeCacheMaxSizeMb=16 dbStorage_readAheadCacheMaxSizeMb=8 \
-dbStorage_rocksDB_blockCacheSize=8388608 dbStorage_rocksDB_writeBufferSizeMB=4 \
-journalPreAllocSizeMB=4 journalMaxSizeMB=64 journalSyncData=false \
-entryLogFilePreallocationEnabled=false logSizeLimit=67108864 flushInterval=1000 gcWaitTime=5000 \
-minorCompactionInterval=0 majorCompactionInterval=0 \
-diskUsageThreshold=0.99 diskUsageWarnThreshold=0.99 isForceGCAllowWhenNoSpace=true \
-autoRecoveryDaemonEnabled=false numReadWorkerThreads=2 numHighPriorityWorkerThreads=1 \
-serverNumIOThreads=2 httpServerClass=org.apache.bookkeeper.http.vertx.VertxHttpServer ";
+/// Fetches and compiles what a [`PulsarRig`] needs, without booting one.
+pub fn install() -> Result<()> {
+    let classpath = cache::maven_classpath("pulsar", POM)?;
+    clock_agent(&classpath)?;
+    install::offloader(&classpath)?;
+    client_jar(&classpath).map(drop)
+}
 
-const BROKER_SETTINGS: &str = "
-bindAddress=127.0.0.1 advertisedAddress=127.0.0.1
-managedLedgerDefaultEnsembleSize=1 managedLedgerDefaultWriteQuorum=1 managedLedgerDefaultAckQuorum=1
-managedLedgerMaxEntriesPerLedger=10 managedLedgerMinLedgerRolloverTimeMinutes=0
-managedLedgerCursorMaxEntriesPerLedger=50 managedLedgerCursorPositionFlushSeconds=2
-retentionCheckIntervalInSeconds=10 messageExpiryCheckIntervalInMinutes=1
-backlogQuotaCheckIntervalInSeconds=20
-brokerDeleteInactiveTopicsEnabled=false
-brokerDeduplicationEntriesInterval=20 brokerServiceCompactionMonitorIntervalInSeconds=3600
-defaultNumberOfNamespaceBundles=4
-loadBalancerSheddingEnabled=false loadBalancerAutoBundleSplitEnabled=false
-forceDeleteNamespaceAllowed=true forceDeleteTenantAllowed=true
-transactionCoordinatorEnabled=true systemTopicEnabled=true topicLevelPoliciesEnabled=true
-functionsWorkerEnabled=false webSocketServiceEnabled=false
-managedLedgerOffloadDriver=filesystem managedLedgerOffloadDeletionLagMs=14400000
-managedLedgerOffloadThresholdInSeconds=-1 managedLedgerOffloadAutoTriggerSizeThresholdBytes=-1
-delayedDeliveryTrackerFactoryClassName=org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory
-delayedDeliveryMinIndexCountPerBucket=5 delayedDeliveryMaxIndexesPerBucketSnapshotSegment=5
-delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds=1
-numIOThreads=2 numHttpServerThreads=16 numOrderedExecutorThreads=2 managedLedgerNumSchedulerThreads=2
-bookkeeperClientNumIoThreads=2 bookkeeperClientNumWorkerThreads=2 bookkeeperNumberOfChannelsPerBookie=1
-managedLedgerCacheSizeMB=16
-";
+fn clock_agent(classpath: &str) -> Result<PathBuf> {
+    let manifest = "Premain-Class: ShiftedClock\nCan-Retransform-Classes: true\n";
+    cache::java_jar("shifted-clock", &[CLOCK], classpath, manifest)
+}
+
+fn client_jar(classpath: &str) -> Result<PathBuf> {
+    cache::java_jar("rig-client", &CLIENT, classpath, "")
+}
 
 fn answers_ok(url: &str, token: Option<&str>) -> bool {
     http::once("GET", url, token, None, Duration::from_secs(3)).is_ok_and(|r| r.status == 200)
@@ -687,27 +467,4 @@ pub fn four_letters(address: &str, command: &str) -> Result<String> {
     let mut said = String::new();
     stream.read_to_string(&mut said)?;
     Ok(said)
-}
-
-fn hmac_sha256(key: &[u8], message: &[u8]) -> Vec<u8> {
-    let mut block = [0_u8; 64];
-    if key.len() > block.len() {
-        block[..32].copy_from_slice(&Sha256::digest(key));
-    } else {
-        block[..key.len()].copy_from_slice(key);
-    }
-    let inner = Sha256::new().chain_update(block.map(|b| b ^ 0x36)).chain_update(message).finalize();
-    Sha256::new().chain_update(block.map(|b| b ^ 0x5c)).chain_update(inner).finalize().to_vec()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_mac_is_that_of_rfc_4231() {
-        let mac = hmac_sha256(b"Jefe", b"what do ya want for nothing?");
-        let hex: String = mac.iter().map(|b| format!("{b:02x}")).collect();
-        assert_eq!(hex, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-    }
 }

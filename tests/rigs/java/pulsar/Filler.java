@@ -28,10 +28,10 @@ import org.apache.zookeeper.ZooKeeper;
  * themselves would write. Creations travel in transactions, many of them under way at once.
  *
  * Topic number i (from 0) of all is tenant/nXXXX/tYYYYY, 1,000 a namespace, retention seven days, with its ledgers closed
- * 30 days ago by their timestamps. By i % 8:
+ * 30 days before this client's clock by their timestamps. By i % 8:
  *   0 to 4  its one cursor is caught up         due
  *   5       its cursor stands at the beginning  blocked
- *   6       its ledgers closed an hour ago      young
+ *   6       its ledgers closed an hour before that clock     young
  *   7       no cursor                           due
  */
 final class Filler {

@@ -1,0 +1,55 @@
+//! Boots a rig for a person to look at, and stops it at the end of standard input; or installs what the rigs need.
+//!
+//! `cargo run -p trimtab-tests --bin rig -- pulsar|mess|nats|install`
+
+use anyhow::{Result, bail};
+use trimtab_tests::cache;
+use trimtab_tests::mess::Mess;
+use trimtab_tests::nats::NatsRig;
+use trimtab_tests::pulsar::PulsarRig;
+
+fn main() -> Result<()> {
+    let what = std::env::args().nth(1).unwrap_or_default();
+    match what.as_str() {
+        "pulsar" => show_pulsar(&PulsarRig::builder().start()?),
+        "mess" => {
+            let mess = Mess::start()?;
+            println!("MADE_MS={}", mess.made_ms);
+            show_pulsar(&mess.rig)
+        }
+        "nats" => {
+            let rig = NatsRig::single()?;
+            println!("NATS={}\nMONITOR={}", rig.url(), rig.monitor(0));
+            wait()
+        }
+        "install" => install(),
+        _ => bail!("say which rig, pulsar, mess or nats, or install"),
+    }
+}
+
+fn show_pulsar(rig: &PulsarRig) -> Result<()> {
+    println!(
+        "ZK={}\nWEB={}\nSERVICE={}\nBOOKIE_HTTP={}\nFOLDER={}",
+        rig.zk(),
+        rig.web(),
+        rig.service(),
+        rig.bookie_http(),
+        rig.folder().display()
+    );
+    wait()
+}
+
+/// Fetches and builds everything into the cache, and prints where the programs are, for a shell to evaluate.
+fn install() -> Result<()> {
+    trimtab_tests::pulsar::install()?;
+    println!("export NATS_SERVER='{}'", cache::nats_server()?.display());
+    println!("export NATS_CLI='{}'", cache::nats_cli()?.display());
+    println!("export DOCKER_COMPOSE='{}'", cache::docker_compose()?.display());
+    Ok(())
+}
+
+fn wait() -> Result<()> {
+    eprintln!("it runs; end the input (Ctrl-D) to stop it");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok(())
+}
