@@ -31,6 +31,9 @@ async fn main() -> Result<()> {
     // Ids must differ from those of an earlier run.
     let run: &'static str = uuid::Uuid::now_v7().simple().to_string().leak();
 
+    if let Some(server) = std::env::var("SERVER_PID").ok().and_then(|pid| ticks(&pid)) {
+        LAST[1].store(server, Ordering::Relaxed);
+    }
     let started = Instant::now();
     publish_all(&bus, events, move |n| event(Role::Executor, &format!("{run}-{n}"), &format!("{run}-{n}"))).await;
     show("publish keyed, one a message", events, started.elapsed());
@@ -74,7 +77,23 @@ async fn main() -> Result<()> {
 }
 
 fn show(what: &str, events: u64, took: Duration) {
-    println!("{what:<40} {:>9.0}/s", events as f64 / took.as_secs_f64());
+    let us = |ticks: u64| ticks as f64 * 10_000.0 / events as f64;
+    let mut cpu = String::new();
+    for (whose, last) in [("self".to_owned(), &LAST[0]), (std::env::var("SERVER_PID").unwrap_or_default(), &LAST[1])] {
+        if let Some(ticks) = ticks(&whose) {
+            cpu += &format!("{:>8.1}", us(ticks - last.swap(ticks, Ordering::Relaxed)));
+        }
+    }
+    println!("{what:<40} {:>9.0}/s   CPU of client and server, us an event:{cpu}", events as f64 / took.as_secs_f64());
+}
+
+static LAST: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+/// CPU time of a process in hundredths of a second, where the system tells it.
+fn ticks(pid: &str) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+    Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
 }
 
 async fn publish_all(bus: &Arc<JetStream>, events: u64, make: impl Fn(u64) -> Event + Clone + Send + 'static) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::{AckKind, Message};
 use async_nats::{StatusCode, Subscriber};
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -235,7 +235,13 @@ impl Asker {
             let next_look = self.ask(inbox).await;
             tokio::select! {
                 message = subscription.next() => match message {
-                    Some(message) => self.received(message),
+                    Some(message) => {
+                        self.received(message);
+                        // What has come with it costs a look at the clock and the wishes only once.
+                        while let Some(Some(message)) = subscription.next().now_or_never() {
+                            self.received(message);
+                        }
+                    }
                     None => return,
                 },
                 () = self.shared.wanted.notified() => {}
