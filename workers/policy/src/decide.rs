@@ -177,6 +177,9 @@ fn judge(
         AgeRule::Pip219 => pip219(&case, policies, found)?,
     };
     if verdict.acts() {
+        if let Loaded::Unknown { why } = &topic.loaded {
+            return Err(unknown(format!("whether a broker has it loaded is not known: {why}")));
+        }
         exclude::unread(&topic.partition)?;
         guard(&case, policies, rule, found)?;
     }
@@ -303,6 +306,7 @@ fn idle(case: &Case<'_>, policies: &Policies, found: &mut Found) -> Result<Verdi
     if let [only] = case.after.ledgers.as_slice() {
         let old = cursors::old_enough(only.really_closed_ms, case.retention.minutes.saturating_mul(60), case.now_ms);
         if only.last && !only.open && case.retention.minutes >= 0 && old && !case.topic.terminated {
+            needs_known_last(case)?;
             let slow = slowest(case, cursors_of(case.topic)?, None)?;
             if slow.is_none_or(|s| s.first_kept > only.id) {
                 found.dropped = case.after.dropped.clone();
