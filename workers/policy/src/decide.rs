@@ -211,7 +211,8 @@ fn slowest<'a>(
 /// The TTL that expiry would use: the target's own, or a rule's where that is allowed to be shorter.
 fn ttl_of(policies: &Policies, rule: Option<&Rule>) -> Option<i64> {
     let own = Some(policies.ttl_s.value).filter(|ttl| *ttl > 0);
-    let asked = rule.and_then(|rule| rule.ttl_s.map(|ttl| (ttl, rule.overrides)));
+    // Expiry takes seconds, and none is not a number of them.
+    let asked = rule.and_then(|rule| rule.ttl_s.map(|ttl| (ttl.max(1), rule.overrides)));
     match (own, asked) {
         (own, None) => own,
         (Some(own), Some((asked, false))) => Some(own.max(asked)),
@@ -279,7 +280,7 @@ fn ttl_says(ttl: i64, policies: &Policies) -> String {
 
 fn expirable(cursors: &[Cursor], ttl_s: i64) -> Vec<Expire> {
     let subscriptions = cursors.iter().filter(|cursor| cursor.kind.expires());
-    subscriptions.map(|cursor| Expire { subscription: cursor.name.clone(), ttl_s: ttl_s.max(1) }).collect()
+    subscriptions.map(|cursor| Expire { subscription: cursor.name.clone(), ttl_s }).collect()
 }
 
 /// A decision that may free something must know whether the last ledger stays as it is.
