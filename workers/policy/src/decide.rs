@@ -248,6 +248,7 @@ fn broker(
     if after_expiry.len() > now.len() {
         let ttl = ttl.unwrap_or_default();
         found.expire = expirable(cursors, ttl);
+        found.copies = copies(&after_expiry);
         take(case, found, after_expiry);
         found.reasons.push(with_limits("ttl", ttl_says(ttl, policies), policies));
         return Ok(Verdict::ExpireThenTrim);
