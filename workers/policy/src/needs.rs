@@ -72,5 +72,5 @@ fn could_be_due(
     // The last ledger was closed no earlier than the list was written, unless the list itself has closed it: while the list is
     // young, so is the ledger.
     let closed_ms = if last.closed_ms > 0 { last.closed_ms } else { topic.seen.modified_ms };
-    retention.minutes > 0 && old_enough(Some(closed_ms), retention.minutes.saturating_mul(60), now_ms)
+    retention.minutes > 0 && now_ms.saturating_sub(closed_ms) > retention.minutes.saturating_mul(60_000)
 }
