@@ -136,7 +136,7 @@ pub fn freed(
             break;
         }
         to_delete = to_delete.saturating_add(ledger.bytes);
-        let over_size = retention.mib >= 0 && total - to_delete >= retention.mib.saturating_mul(MIB);
+        let over_size = retention.mib >= 0 && (total - to_delete) / MIB >= retention.mib;
         if !past_time(retention, ledger.closed_ms, now_ms) && !over_size {
             break;
         }
