@@ -205,7 +205,7 @@ impl Mess {
                 .and_then(|text| made_ms(&serde_json::from_str(&text).ok()?))
                 .is_some_and(|made| (0..MAX_AGE_MS).contains(&(now_ms() - made)))
         };
-        Self::forget_old_ones(&young)?;
+        Self::forget_old_ones(young)?;
         cache::entry(&format!("mess/{}", cache::key(sources)), young, |folder| {
             let begun = Instant::now();
             let note = growth::Growth::grow(folder)?;
