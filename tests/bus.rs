@@ -11,7 +11,8 @@ use futures::future::{BoxFuture, join_all};
 use tokio::time::{Instant, sleep, timeout};
 use trimtab_bus::conformance::{self, BusRig, BusUnderTest, StoreRig, event, quick};
 use trimtab_bus::{
-    Bus, BusError, BusOptions, Expect, InProcess, JetStream, KvStore, NatsOptions, Published, Role, SqliteStore, Store,
+    Bus, BusError, BusOptions, Credentials, Expect, InProcess, JetStream, KvStore, NatsOptions, Published, Role,
+    SqliteStore, Store, Tls,
 };
 
 /// A server of its own for one test, ended with it.
@@ -447,7 +448,7 @@ async fn nats_missing_permissions_are_named() {
             subscribe: ["_INBOX_audit.>"] } } ] }"#;
     let nats = start_nats(users).await;
     let as_user = |user: &str, password: &str| NatsOptions {
-        credentials: trimtab_bus::Credentials::UserPassword { user: user.to_owned(), password: password.to_owned() },
+        credentials: Credentials::UserPassword { user: user.to_owned(), password: password.to_owned() },
         ..nats.options(quick())
     };
     let admin = JetStream::connect(as_user("admin", "a")).await.expect("connected");
@@ -464,6 +465,80 @@ async fn nats_missing_permissions_are_named() {
     assert!(why.contains("permissions violation") && why.contains("give this user"), "{why}");
     let refused = audit.verify_role(Role::Executor).await;
     assert!(matches!(refused, Err(BusError::Refused { .. })), "{refused:?}");
+}
+
+/// The pair of keys that the NATS documentation uses.
+const NKEY: &str = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4";
+const NKEY_SEED: &str = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY";
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs nats-server"]
+async fn nats_users_with_nkeys_and_missing_files() {
+    let nats = start_nats(&format!("authorization {{ users: [ {{ nkey: {NKEY} }} ] }}")).await;
+    let seed = nats.folder.path().join("seed");
+    std::fs::write(&seed, format!("{NKEY_SEED}\n")).expect("written");
+    let with = |credentials| NatsOptions { credentials, ..nats.options(quick()) };
+    JetStream::connect(with(Credentials::NkeySeedFile(seed.clone()))).await.expect("connected");
+    let text = JetStream::connect(with(Credentials::None)).await.err().expect("refused").to_string();
+    assert!(text.contains("refused"), "{text}");
+    let absent = nats.folder.path().join("absent");
+    for credentials in [Credentials::NkeySeedFile(absent.clone()), Credentials::CredsFile(absent.clone())] {
+        let text = JetStream::connect(with(credentials)).await.err().expect("refused").to_string();
+        assert!(text.contains("absent") && !text.contains(NKEY_SEED), "{text}");
+    }
+    std::fs::write(&seed, "not a seed").expect("written");
+    let text = JetStream::connect(with(Credentials::NkeySeedFile(seed))).await.err().expect("refused").to_string();
+    assert!(text.contains("connect to NATS") && !text.contains("not a seed"), "{text}");
+    let tls = Tls { ca: Some(absent), ..Tls::default() };
+    let text =
+        JetStream::connect(NatsOptions { tls, ..nats.options(quick()) }).await.err().expect("refused").to_string();
+    assert!(text.contains("absent"), "{text}");
+    let nobody = NatsOptions { servers: vec!["nats://127.0.0.1:1".to_owned()], ..nats.options(quick()) };
+    let refused = JetStream::connect(nobody).await.err().expect("nobody there");
+    assert!(matches!(refused, BusError::Unavailable { .. }), "{refused}");
+}
+
+/// Both sides show certificates, and names of users come from them.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs nats-server and openssl"]
+async fn nats_over_tls_with_certificates() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let openssl = |arguments: &str| {
+        let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder.path()).output();
+        let output = output.expect("openssl on the path");
+        assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+    openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=ca -days 2"));
+    for (name, usage) in [("server", "subjectAltName=IP:127.0.0.1"), ("client", "subjectAltName=email:worker@trimtab")]
+    {
+        openssl(&format!("req {key} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
+        std::fs::write(path(&format!("{name}.ext")), usage).expect("written");
+        openssl(&format!(
+            "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days 2 -extfile {name}.ext"
+        ));
+    }
+    let server = |file: &str| format!("{:?}", path(file));
+    let nats = start_nats(&format!(
+        "tls {{ cert_file: {}, key_file: {}, ca_file: {}, verify_and_map: true }}
+         authorization {{ users: [ {{ user: \"worker@trimtab\" }} ] }}",
+        server("server.pem"),
+        server("server.key"),
+        server("ca.pem")
+    ))
+    .await;
+    let tls =
+        Tls { ca: Some(path("ca.pem")), cert: Some(path("client.pem")), key: Some(path("client.key")), required: true };
+    let bus = JetStream::connect(NatsOptions { tls: tls.clone(), ..nats.options(quick()) }).await.expect("connected");
+    bus.publish(&event(Role::Audit, "a", "x")).await.expect("published");
+    for tls in
+        [Tls { cert: None, ..tls.clone() }, Tls { cert: None, key: None, ..tls.clone() }, Tls { ca: None, ..tls }]
+    {
+        let text =
+            JetStream::connect(NatsOptions { tls, ..nats.options(quick()) }).await.err().expect("refused").to_string();
+        assert!(text.contains("connect to NATS at"), "{text}");
+    }
 }
 
 /// Leases outlive the server's death, and fences and revisions grow on over the loss of a whole bucket.

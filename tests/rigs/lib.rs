@@ -12,10 +12,12 @@ pub mod http;
 pub mod java;
 pub mod mess;
 pub mod nats;
+pub mod otlp;
 pub mod ports;
 pub mod process;
 pub mod proxy;
 pub mod pulsar;
+pub mod trimtab;
 pub mod zk_proxy;
 
 /// Now, in milliseconds since 1970.

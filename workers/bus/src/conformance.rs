@@ -135,11 +135,6 @@ mod tests {
         bus(&InProcessRig).await;
     }
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn in_process_on_threads() {
-        bus(&InProcessRig).await;
-    }
-
     #[tokio::test(flavor = "multi_thread")]
     async fn sqlite() {
         store(&SqliteRig(tempfile::tempdir().expect("folder"), Default::default())).await;

@@ -127,6 +127,11 @@ impl JetStream {
         Err(BusError::Unavailable { what: "send what was settled".to_owned(), why })
     }
 
+    /// The connection itself, for requests that are no events.
+    pub fn client(&self) -> async_nats::Client {
+        self.link.client.clone()
+    }
+
     /// The store over the same connection.
     pub fn store(&self) -> crate::KvStore {
         crate::KvStore::over(self.link.clone(), self.options.replicas, self.options.create)

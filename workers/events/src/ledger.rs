@@ -21,6 +21,9 @@ pub struct LedgerPage {
     /// The candidates.
     #[schemars(length(max = 64))]
     pub candidates: Vec<LedgerCandidate>,
+    /// W3C `traceparent` of each candidate, in the same order; empty when nothing is traced.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub traces: Vec<String>,
 }
 
 /// What was seen of one topic. All times are milliseconds since 1970 as the target's own clock wrote them; 0 and negative

@@ -3,7 +3,9 @@
 //! Nothing here calls the rules. A decision that [`crate::decide`] made and this refuses is a bug in one of the two, and is
 //! not carried out.
 
-use trimtab_events::{Decision, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, TopicClass, Verdict};
+use trimtab_events::{
+    Decision, Evidence, LastLedger, LedgerCandidate, LedgerInfo, Loaded, Partition, TopicClass, Verdict,
+};
 
 /// A promise that a decision would break.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +41,9 @@ pub fn check(decision: &Decision, topic: &LedgerCandidate, now_ms: i64) -> Resul
     }
     reachable(topic)?;
     prefix(decision, topic)?;
-    not_past_cursors(decision, topic)?;
+    not_past_cursors(decision, topic, now_ms)?;
+    only_subscriptions_expire(decision, topic)?;
+    only_tiered_copies(decision, topic, now_ms)?;
     not_inside_retention(decision, topic, now_ms)
 }
 
@@ -61,10 +65,11 @@ fn reachable(topic: &LedgerCandidate) -> Result<(), Violation> {
         Some(policies) if !policies.deleted && policies.topic_level_unknown.is_none() => {}
         _ => return broken("its policies are not all known".into()),
     }
-    if topic.loaded == Loaded::Yes {
-        return broken("a broker has it loaded".into());
+    match &topic.loaded {
+        Loaded::No | Loaded::LeftOver => Ok(()),
+        Loaded::Yes => broken("a broker has it loaded".into()),
+        Loaded::Unknown { why } => broken(format!("whether a broker has it loaded is not known: {why}")),
     }
-    Ok(())
 }
 
 /// Only a prefix of the ledgers that hold something, none of them open, and the last of a terminated topic stays.
@@ -74,37 +79,76 @@ fn prefix(decision: &Decision, topic: &LedgerCandidate) -> Result<(), Violation>
         return broken("the list of ledgers is not in order".into());
     }
     let last_id = list.last().map(|info| info.id);
-    let filled: Vec<i64> = list
-        .iter()
-        .filter(|info| {
-            if Some(info.id) == last_id && info.closed_ms <= 0 {
-                matches!(topic.last, LastLedger::Closed { entries, .. } if entries > 0)
-                    || matches!(topic.last, LastLedger::Open | LastLedger::Unknown { .. })
-            } else {
-                info.entries != Some(0) && !(Some(info.id) == last_id && topic.last == LastLedger::Missing)
-            }
-        })
-        .map(|info| info.id)
-        .collect();
+    let filled: Vec<i64> = list.iter().filter(|info| holds_something(topic, info)).map(|info| info.id).collect();
     if !filled.starts_with(&decision.ledgers) {
         return broken(format!("{:?} is not a prefix of its ledgers {filled:?}", decision.ledgers));
     }
     let takes_last = decision.ledgers.last().is_some_and(|id| Some(*id) == last_id);
-    if takes_last && (topic.terminated || !matches!(topic.last, LastLedger::Closed { .. })) {
-        return broken("its last ledger is open, unknown, or that of a terminated topic".into());
+    if takes_last && !matches!(topic.last, LastLedger::Closed { .. }) {
+        return broken("its last ledger is open or unknown".into());
+    }
+    if topic.terminated && !filled.is_empty() && filled == decision.ledgers {
+        return broken("the last ledger of a terminated topic stays".into());
     }
     Ok(())
 }
 
+fn is_last(topic: &LedgerCandidate, info: &LedgerInfo) -> bool {
+    topic.ledgers.present().and_then(|list| list.last()).is_some_and(|last| last.id == info.id)
+}
+
+/// Whether a ledger is still in the list after loading. What is open or not known counts as full.
+fn holds_something(topic: &LedgerCandidate, info: &LedgerInfo) -> bool {
+    match &topic.last {
+        LastLedger::Missing if is_last(topic, info) => false,
+        LastLedger::Open if is_last(topic, info) => true,
+        LastLedger::Unknown { .. } if is_last(topic, info) && info.closed_ms <= 0 => true,
+        LastLedger::Closed { entries, .. } if is_last(topic, info) && info.closed_ms <= 0 => *entries > 0,
+        _ => info.entries.is_none_or(|entries| entries > 0),
+    }
+}
+
+/// Expiry moves subscriptions that are there and nothing else, and only where it is what the decision is about.
+fn only_subscriptions_expire(decision: &Decision, topic: &LedgerCandidate) -> Result<(), Violation> {
+    if decision.verdict != Verdict::ExpireThenTrim && !decision.expire.is_empty() {
+        return broken(format!("a {} expires nothing", decision.verdict));
+    }
+    let cursors = topic.cursors.present().map_or(&[][..], Vec::as_slice);
+    let may = |name: &str| {
+        cursors.iter().any(|c| c.name == name) && cursors.iter().all(|c| c.name != name || c.kind.expires())
+    };
+    match decision.expire.iter().find(|expire| expire.ttl_s < 1 || !may(&expire.subscription)) {
+        Some(expire) => broken(format!("messages of {:?} are not to be expired", expire.subscription)),
+        None => Ok(()),
+    }
+}
+
+/// BookKeeper's copy goes only where a complete one has been in tiered storage for longer than the lag.
+fn only_tiered_copies(decision: &Decision, topic: &LedgerCandidate, now_ms: i64) -> Result<(), Violation> {
+    let (list, lag_ms) = match (topic.ledgers.present(), topic.policies.present()) {
+        (Some(list), Some(policies)) => (list.as_slice(), policies.offload_deletion_lag_ms),
+        _ => (&[][..], -1),
+    };
+    let safe = |info: &LedgerInfo| {
+        info.offload.is_some_and(|copy| {
+            let age_ms = if copy.offloaded_ms > 0 { now_ms.saturating_sub(copy.offloaded_ms) } else { 0 };
+            copy.complete && !copy.bookkeeper_deleted && lag_ms >= 0 && age_ms > lag_ms
+        })
+    };
+    match decision.offloaded_copies.iter().find(|id| !list.iter().any(|info| info.id == **id && safe(info))) {
+        Some(id) => broken(format!("the copy of ledger {id} in BookKeeper may be the only one")),
+        None => Ok(()),
+    }
+}
+
 /// No ledger that a durable cursor has not passed; with expiry, none that holds a message younger than the TTL.
-fn not_past_cursors(decision: &Decision, topic: &LedgerCandidate) -> Result<(), Violation> {
+fn not_past_cursors(decision: &Decision, topic: &LedgerCandidate, now_ms: i64) -> Result<(), Violation> {
     let Some(highest) = decision.ledgers.last().copied() else { return Ok(()) };
     let cursors = match &topic.cursors {
         Evidence::Present(cursors) => cursors.as_slice(),
         Evidence::Absent => &[],
         Evidence::Unknown(_) => return broken("its cursors are not known".into()),
     };
-    let ttl_ms = decision.expire.iter().map(|expire| expire.ttl_s.saturating_mul(1000)).max();
     for cursor in cursors {
         let Some(position) = cursor.mark_delete.present() else {
             return broken(format!("the position of cursor {:?} is not known", cursor.name));
@@ -115,11 +159,10 @@ fn not_past_cursors(decision: &Decision, topic: &LedgerCandidate) -> Result<(), 
             continue;
         }
         let may_expire = decision.verdict == Verdict::ExpireThenTrim && cursor.kind.expires();
-        let expired = ttl_ms.is_some_and(|ttl| {
-            closed_of(topic, highest)
-                .is_some_and(|closed| decision.decided_ms.saturating_sub(closed) > ttl.min(i64::MAX - 1))
-        });
-        // A rule's TTL of 0 asks for one second at least, see `Expire`; a ledger closed in that second is not expired.
+        let asked = decision.expire.iter().filter(|expire| expire.subscription == cursor.name);
+        let ttl_ms = asked.map(|expire| expire.ttl_s.saturating_mul(1000)).max();
+        let age_ms = closed_of(topic, highest).map(|closed| now_ms.saturating_sub(closed));
+        let expired = ttl_ms.is_some_and(|ttl| age_ms.is_some_and(|age| age > ttl));
         if !(may_expire && expired) {
             return broken(format!(
                 "cursor {:?} stands at {position}, before the end of ledger {highest}",
@@ -151,10 +194,12 @@ fn closed_of(topic: &LedgerCandidate, id: i64) -> Option<i64> {
     }
 }
 
-fn bytes_of(topic: &LedgerCandidate, info: &trimtab_events::LedgerInfo, is_last: bool) -> i64 {
+/// Bytes that are known to be in a ledger after loading.
+fn bytes_of(topic: &LedgerCandidate, info: &LedgerInfo) -> i64 {
     match &topic.last {
-        LastLedger::Closed { bytes, .. } if is_last && info.closed_ms <= 0 => *bytes,
-        _ if is_last && info.closed_ms <= 0 => 0,
+        _ if !holds_something(topic, info) => 0,
+        LastLedger::Open if is_last(topic, info) => 0,
+        LastLedger::Closed { bytes, .. } if is_last(topic, info) && info.closed_ms <= 0 => *bytes,
         _ => info.bytes.unwrap_or(0),
     }
     .max(0)
@@ -166,29 +211,27 @@ fn not_inside_retention(decision: &Decision, topic: &LedgerCandidate, now_ms: i6
         return broken("its ledgers or policies are not known".into());
     };
     let retention = policies.retention.value;
-    let count = list.len();
-    let sized: Vec<(i64, i64)> =
-        list.iter().enumerate().map(|(i, info)| (info.id, bytes_of(topic, info, i + 1 == count))).collect();
-    let mut rest: i64 = sized.iter().map(|(_, bytes)| bytes).sum();
-    for (index, (id, bytes)) in sized.iter().enumerate() {
-        if !decision.ledgers.contains(id) {
+    let (mut rest, mut bytes) = (0_i64, 0_i64);
+    for info in list.iter().rev() {
+        let (id, own) = (info.id, bytes_of(topic, info));
+        let behind = rest;
+        rest = rest.saturating_add(own);
+        if decision.ledgers.binary_search(&id).is_err() {
             continue;
         }
-        rest -= bytes;
-        let is_last = index + 1 == count;
-        let closed = if is_last { None } else { Some(list[index].closed_ms).filter(|closed| *closed > 0) };
+        bytes = bytes.saturating_add(own);
+        let closed = if is_last(topic, info) { None } else { Some(info.closed_ms).filter(|closed| *closed > 0) };
         let age_ms = closed.map(|closed| now_ms.saturating_sub(closed));
         let old = match retention.minutes {
             0 => age_ms.is_none_or(|age| age >= 0),
-            minutes if minutes > 0 => age_ms.is_some_and(|age| age / 60_000 >= minutes),
+            minutes if minutes > 0 => age_ms.is_some_and(|age| age > minutes.saturating_mul(60_000)),
             _ => false,
         };
-        let over = retention.mib >= 0 && rest / (1024 * 1024) >= retention.mib;
+        let over = retention.mib >= 0 && behind / (1024 * 1024) >= retention.mib;
         if !old && !over {
             return broken(format!("ledger {id} is inside retention"));
         }
     }
-    let bytes: i64 = sized.iter().filter(|(id, _)| decision.ledgers.contains(id)).map(|(_, bytes)| bytes).sum();
     if bytes != decision.bytes {
         return broken(format!("it names {} bytes, its ledgers have {bytes}", decision.bytes));
     }

@@ -177,6 +177,9 @@ fn judge(
         AgeRule::Pip219 => pip219(&case, policies, found)?,
     };
     if verdict.acts() {
+        if let Loaded::Unknown { why } = &topic.loaded {
+            return Err(unknown(format!("whether a broker has it loaded is not known: {why}")));
+        }
         exclude::unread(&topic.partition)?;
         guard(&case, policies, rule, found)?;
     }
@@ -208,7 +211,8 @@ fn slowest<'a>(
 /// The TTL that expiry would use: the target's own, or a rule's where that is allowed to be shorter.
 fn ttl_of(policies: &Policies, rule: Option<&Rule>) -> Option<i64> {
     let own = Some(policies.ttl_s.value).filter(|ttl| *ttl > 0);
-    let asked = rule.and_then(|rule| rule.ttl_s.map(|ttl| (ttl, rule.overrides)));
+    // Expiry takes seconds, and none is not a number of them.
+    let asked = rule.and_then(|rule| rule.ttl_s.map(|ttl| (ttl.max(1), rule.overrides)));
     match (own, asked) {
         (own, None) => own,
         (Some(own), Some((asked, false))) => Some(own.max(asked)),
@@ -244,6 +248,7 @@ fn broker(
     if after_expiry.len() > now.len() {
         let ttl = ttl.unwrap_or_default();
         found.expire = expirable(cursors, ttl);
+        found.copies = copies(&after_expiry);
         take(case, found, after_expiry);
         found.reasons.push(with_limits("ttl", ttl_says(ttl, policies), policies));
         return Ok(Verdict::ExpireThenTrim);
@@ -276,7 +281,7 @@ fn ttl_says(ttl: i64, policies: &Policies) -> String {
 
 fn expirable(cursors: &[Cursor], ttl_s: i64) -> Vec<Expire> {
     let subscriptions = cursors.iter().filter(|cursor| cursor.kind.expires());
-    subscriptions.map(|cursor| Expire { subscription: cursor.name.clone(), ttl_s: ttl_s.max(1) }).collect()
+    subscriptions.map(|cursor| Expire { subscription: cursor.name.clone(), ttl_s }).collect()
 }
 
 /// A decision that may free something must know whether the last ledger stays as it is.
@@ -303,6 +308,7 @@ fn idle(case: &Case<'_>, policies: &Policies, found: &mut Found) -> Result<Verdi
     if let [only] = case.after.ledgers.as_slice() {
         let old = cursors::old_enough(only.really_closed_ms, case.retention.minutes.saturating_mul(60), case.now_ms);
         if only.last && !only.open && case.retention.minutes >= 0 && old && !case.topic.terminated {
+            needs_known_last(case)?;
             let slow = slowest(case, cursors_of(case.topic)?, None)?;
             if slow.is_none_or(|s| s.first_kept > only.id) {
                 found.dropped = case.after.dropped.clone();

@@ -59,7 +59,7 @@ fn could_be_due(
     if retention.minutes == 0 || retention.mib == 0 {
         return true;
     }
-    let Some((_, before)) = list.split_last() else { return false };
+    let Some((last, before)) = list.split_last() else { return false };
     let first = before.iter().find(|info| info.entries != Some(0));
     if first.is_some_and(|info| retention::past_time(retention, (info.closed_ms > 0).then_some(info.closed_ms), now_ms))
     {
@@ -69,7 +69,8 @@ fn could_be_due(
         // The last ledger's size is not known yet, and it may be what puts the total over the limit.
         return true;
     }
-    // The last ledger was closed no earlier than the list was written: while the list is young, so is the ledger.
-    let limit_ms = retention.minutes.saturating_mul(60_000);
-    retention.minutes > 0 && now_ms.saturating_sub(topic.seen.modified_ms) > limit_ms
+    // The last ledger was closed no earlier than the list was written, unless the list itself has closed it: while the list is
+    // young, so is the ledger.
+    let closed_ms = if last.closed_ms > 0 { last.closed_ms } else { topic.seen.modified_ms };
+    retention.minutes > 0 && now_ms.saturating_sub(closed_ms) > retention.minutes.saturating_mul(60_000)
 }

@@ -8,6 +8,9 @@ use governor::clock::{Clock, DefaultClock};
 use governor::{Quota, RateLimiter};
 use tokio::sync::Mutex;
 
+/// The longest sleep between two looks at the limit.
+const SLICE: std::time::Duration = std::time::Duration::from_millis(200);
+
 type Limiter = governor::DefaultDirectRateLimiter;
 
 /// A limit that cannot be used.
@@ -20,7 +23,7 @@ pub struct PaceError(pub String);
 /// Evenly spaced: a burst has at most 5 % of a second's operations, so no second ever has more than 1.05 times the limit.
 #[derive(Debug)]
 pub struct Pace {
-    limiter: RwLock<Option<Arc<Limiter>>>,
+    limiter: RwLock<(f64, Option<Arc<Limiter>>)>,
     clock: DefaultClock,
     /// Waiters stand in line: first come, first served, and only one of them sleeps.
     turn: Mutex<()>,
@@ -31,7 +34,7 @@ impl Pace {
     /// A limit of `per_second`; 0 is no limit.
     pub fn new(per_second: f64) -> Result<Pace, PaceError> {
         let pace = Pace {
-            limiter: RwLock::new(None),
+            limiter: RwLock::new((0.0, None)),
             clock: DefaultClock::default(),
             turn: Mutex::new(()),
             made: AtomicU64::new(0),
@@ -43,8 +46,14 @@ impl Pace {
     /// Another limit from now on. It begins with no saved-up burst.
     pub fn set(&self, per_second: f64) -> Result<(), PaceError> {
         let limiter = limiter(per_second)?;
-        *self.limiter.write().unwrap_or_else(PoisonError::into_inner) = limiter.map(Arc::new);
+        *self.limiter.write().unwrap_or_else(PoisonError::into_inner) = (per_second, limiter.map(Arc::new));
         Ok(())
+    }
+
+    /// The same, unless it is the present limit: that one goes on undisturbed.
+    pub fn set_if_changed(&self, per_second: f64) -> Result<(), PaceError> {
+        let present = self.limiter.read().unwrap_or_else(PoisonError::into_inner).0;
+        if present == per_second { Ok(()) } else { self.set(per_second) }
     }
 
     /// Waits until one more operation may start, and counts it.
@@ -58,7 +67,8 @@ impl Pace {
         while let Some(limiter) = self.current() {
             match limiter.check() {
                 Ok(()) => break,
-                Err(not_until) => tokio::time::sleep(not_until.wait_time_from(self.clock.now())).await,
+                // In slices: a limit that was almost nothing may be raised while we wait for its next operation.
+                Err(not_until) => tokio::time::sleep(not_until.wait_time_from(self.clock.now()).min(SLICE)).await,
             }
         }
         self.made.fetch_add(1, Ordering::Relaxed);
@@ -70,7 +80,7 @@ impl Pace {
     }
 
     fn current(&self) -> Option<Arc<Limiter>> {
-        self.limiter.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.limiter.read().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 }
 

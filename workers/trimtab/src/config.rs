@@ -336,15 +336,26 @@ impl Config {
         if let Some(file) = file {
             sources = sources.add_source(config::File::from(file).format(config::FileFormat::Toml));
         }
-        let lists = ["pulsar.admin", "pulsar.allowed_hosts", "pulsar.system_cursors", "keys.trusted_deciders", "keys.trusted_executors"];
-        let mut environment =
-            config::Environment::with_prefix("TRIMTAB").prefix_separator("_").separator("__").try_parsing(true).list_separator(",");
+        let lists = [
+            "pulsar.admin",
+            "pulsar.allowed_hosts",
+            "pulsar.system_cursors",
+            "keys.trusted_deciders",
+            "keys.trusted_executors",
+        ];
+        let mut environment = config::Environment::with_prefix("TRIMTAB")
+            .prefix_separator("_")
+            .separator("__")
+            .try_parsing(true)
+            .list_separator(",");
         for key in lists {
             environment = environment.with_list_parse_key(key);
         }
         // `TRIMTAB_CONFIG` names the file itself, `TRIMTAB_TEST_…` and the like are not settings.
         let own: BTreeMap<String, String> = std::env::vars()
-            .filter(|(name, _)| name.strip_prefix("TRIMTAB_").is_some_and(|rest| rest.contains("__") || is_top_level(rest)))
+            .filter(|(name, _)| {
+                name.strip_prefix("TRIMTAB_").is_some_and(|rest| rest.contains("__") || is_top_level(rest))
+            })
             .collect();
         let environment = environment.source(Some(own.into_iter().collect()));
         let built = sources.add_source(environment).build().map_err(|e| ConfigError(e.to_string()))?;
@@ -371,7 +382,8 @@ impl Config {
         if let Some(listen) = self.http.listen.filter(|listen| !listen.ip().is_loopback())
             && self.http.token_file.is_none()
         {
-            let why = format!("http.listen is {listen}, which others can reach: set http.token_file, or listen on 127.0.0.1");
+            let why =
+                format!("http.listen is {listen}, which others can reach: set http.token_file, or listen on 127.0.0.1");
             return Err(ConfigError(why));
         }
         self.policy().map(|_| ())
@@ -382,7 +394,8 @@ impl Config {
     /// # Errors
     /// When a rule is not valid.
     pub fn policy(&self) -> Result<Policy, ConfigError> {
-        let rules = self.rules.iter().enumerate().map(|(index, rule)| rule.compiled(index)).collect::<Result<_, _>>()?;
+        let rules =
+            self.rules.iter().enumerate().map(|(index, rule)| rule.compiled(index)).collect::<Result<_, _>>()?;
         let default = PolicyConfig::default();
         let config = PolicyConfig {
             rules,
@@ -419,7 +432,8 @@ impl RuleText {
         let seconds = |d: Option<Duration>| d.map(|d| i64::try_from(d.as_secs()).unwrap_or(i64::MAX));
         let name = if self.name.is_empty() { format!("rules[{index}]") } else { self.name.clone() };
         let bytes = |field: &str, text: &Option<String>| {
-            let parse = |text: &String| parse_bytes(text).map_err(|why| ConfigError(format!("rule {name}: {field}: {why}")));
+            let parse =
+                |text: &String| parse_bytes(text).map_err(|why| ConfigError(format!("rule {name}: {field}: {why}")));
             text.as_ref().map(parse).transpose()
         };
         Ok(Rule {
@@ -481,7 +495,8 @@ pub fn show_bytes(bytes: i64) -> String {
 /// When the file cannot be read.
 pub fn secret(path: &Path) -> Result<String, ConfigError> {
     let text = std::fs::read_to_string(path);
-    text.map(|text| text.trim_end().to_owned()).map_err(|e| ConfigError(format!("{} cannot be read: {e}", path.display())))
+    text.map(|text| text.trim_end().to_owned())
+        .map_err(|e| ConfigError(format!("{} cannot be read: {e}", path.display())))
 }
 
 #[cfg(test)]

@@ -104,7 +104,10 @@ impl Journal {
         let open = OpenOptions::new().create(true).read(true).append(true).open(path);
         let file = open.map_err(|e| error("cannot be opened", e.to_string()))?;
         file.try_lock().map_err(|e| {
-            error("is open elsewhere", format!("{e}; another trimtab uses it: stop that one, or give this one another --state-dir"))
+            error(
+                "is open elsewhere",
+                format!("{e}; another trimtab uses it: stop that one, or give this one another --state-dir"),
+            )
         })?;
         let mut writer = Writer { file, path: path.to_owned(), clock, length: 0, seq: 0, head: [0; 32] };
         let cut = writer.find_end().map_err(|why| error("cannot be continued", why))?;
@@ -303,7 +306,8 @@ pub fn read(path: &Path, mut each: impl FnMut(Record)) -> Result<Chain, JournalE
             return Ok(Chain { records: seq, head: hex(&head), torn: read > 0 });
         }
         line.pop();
-        let (record, says, covered) = split(&line).map_err(|why| error("is damaged", format!("record {seq}: {why}")))?;
+        let (record, says, covered) =
+            split(&line).map_err(|why| error("is damaged", format!("record {seq}: {why}")))?;
         let is = hash(&head, covered);
         if record.seq != seq || is != says {
             let why = format!("record {seq}: it was changed, or records before it were changed, moved or removed");

@@ -7,6 +7,7 @@
 pub mod cli;
 pub mod clock;
 pub mod config;
+
 pub mod http;
 pub mod journal;
 pub mod metrics;
@@ -16,5 +17,6 @@ pub mod scans;
 pub mod share;
 pub mod sign;
 pub mod telemetry;
+pub mod triggers;
 pub mod worker;
 pub mod workers;

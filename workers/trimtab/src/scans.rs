@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use trimtab_bus::{BusError, Document, Expect, Store};
-use trimtab_events::{Outcome, Proposed, ScanReport, ScanRef, Scope, Status, key_of};
+use trimtab_events::{Outcome, Proposed, ScanRef, ScanReport, Scope, Status, key_of};
 use trimtab_targets::Class;
 use uuid::Uuid;
 
@@ -38,6 +38,8 @@ pub struct Gate {
     pub stopped: Option<String>,
     /// Who said so nevertheless.
     pub confirmed_by: Option<String>,
+    /// Not everything could be read.
+    pub incomplete: bool,
 }
 
 impl Gate {
@@ -52,8 +54,10 @@ impl Gate {
 pub struct Checkpoint {
     /// The report so far.
     pub report: Option<ScanReport>,
-    /// Shards that are finished.
-    pub done: Vec<String>,
+    /// Topics of users seen so far.
+    pub user_topics: u64,
+    /// The last shard that is finished. Shards are read in order.
+    pub after: Option<String>,
 }
 
 /// What was set aside for acts of a scan.
@@ -162,7 +166,8 @@ impl Scans {
             None => (Expect::Absent, 0),
         };
         if fence > leader.scan.fence {
-            let why = format!("the lease of scan {} was lost: a later one has the fencing number {fence}", leader.scan.id);
+            let why =
+                format!("the lease of scan {} was lost: a later one has the fencing number {fence}", leader.scan.id);
             return Err(Failure::new(Class::Gone, why));
         }
         self.store.put(BUCKET, &key, &written(leader)?, expect).await?;
@@ -328,10 +333,16 @@ pub fn over_caps(report: &ScanReport, user_topics: u64, last_topics: Option<u64>
         }
     }
     if proposed.acts > caps.max_acts {
-        return Some(format!("{} acts are more than max_acts ({}); raise --max-acts to allow them", proposed.acts, caps.max_acts));
+        return Some(format!(
+            "{} acts are more than max_acts ({}); raise --max-acts to allow them",
+            proposed.acts, caps.max_acts
+        ));
     }
     if proposed.bytes > caps.max_bytes {
-        return Some(format!("{} bytes are more than max_bytes ({}); raise --max-bytes to allow them", proposed.bytes, caps.max_bytes));
+        return Some(format!(
+            "{} bytes are more than max_bytes ({}); raise --max-bytes to allow them",
+            proposed.bytes, caps.max_bytes
+        ));
     }
     let topics = share(proposed.acts, user_topics);
     let bytes = share(proposed.bytes, report.bytes);

@@ -99,7 +99,8 @@ impl Trusted {
         if !self.0.contains(signer) {
             return Err(unbelieved(format!("its signer {signer} is not trusted here")));
         }
-        let signature = BASE64.decode(signature).map_err(|e| unbelieved(format!("its signature is not base64: {e}")))?;
+        let signature =
+            BASE64.decode(signature).map_err(|e| unbelieved(format!("its signature is not base64: {e}")))?;
         let key = KeyPair::from_public_key(signer).map_err(|e| unbelieved(e.to_string()))?;
         key.verify(&event.signed_bytes(), &signature).map_err(|_| unbelieved("its signature does not fit".to_owned()))
     }

@@ -43,11 +43,13 @@ pub fn start(role: &str, config: &TelemetryConfig) -> Result<Telemetry, Telemetr
         .build();
     let traces = tracer(config, resource.clone()).map_err(|e| failed(&e))?;
     let registry = prometheus::Registry::new();
-    let exporter = opentelemetry_prometheus::exporter().with_registry(registry.clone()).build().map_err(|e| failed(&e))?;
+    let exporter =
+        opentelemetry_prometheus::exporter().with_registry(registry.clone()).build().map_err(|e| failed(&e))?;
     let meters = SdkMeterProvider::builder().with_reader(exporter).with_resource(resource).build();
     opentelemetry::global::set_meter_provider(meters.clone());
 
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,trimtab=info,opentelemetry=warn"));
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,trimtab=info,opentelemetry=warn"));
     let plain = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let text = if plain { text.with_target(false).boxed() } else { text.json().boxed() };

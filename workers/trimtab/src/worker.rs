@@ -57,7 +57,9 @@ impl From<TargetError> for Failure {
 impl From<BusError> for Failure {
     fn from(e: BusError) -> Failure {
         let class = match &e {
-            BusError::Full { .. } | BusError::Unavailable { .. } | BusError::Conflict { .. } | BusError::Closed => Class::Transient,
+            BusError::Full { .. } | BusError::Unavailable { .. } | BusError::Conflict { .. } | BusError::Closed => {
+                Class::Transient
+            }
             BusError::Refused { .. } => Class::Refused,
             BusError::Unfit { .. } => Class::Bug,
         };
@@ -133,7 +135,13 @@ impl Default for LoopOptions {
 }
 
 /// Runs a worker until `stop`, then finishes what it has begun.
-pub async fn run(worker: Arc<dyn Worker>, bus: Arc<dyn Bus>, options: LoopOptions, metrics: Arc<Metrics>, stop: CancellationToken) {
+pub async fn run(
+    worker: Arc<dyn Worker>,
+    bus: Arc<dyn Bus>,
+    options: LoopOptions,
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+) {
     let role = worker.role();
     let slots = Arc::new(Semaphore::new(options.at_once.max(1)));
     let begun = TaskTracker::new();
@@ -146,7 +154,12 @@ pub async fn run(worker: Arc<dyn Worker>, bus: Arc<dyn Bus>, options: LoopOption
         match taken {
             Ok((delivery, slot)) => {
                 failures = 0;
-                let one = One { worker: worker.clone(), out: Out::new(bus.clone()), options: options.clone(), metrics: metrics.clone() };
+                let one = One {
+                    worker: worker.clone(),
+                    out: Out::new(bus.clone()),
+                    options: options.clone(),
+                    metrics: metrics.clone(),
+                };
                 begun.spawn(async move {
                     one.handle(delivery).await;
                     drop(slot);
@@ -243,7 +256,14 @@ impl One {
             }
             Err(Failure::Failed { class: Class::Transient, why }) if tries < self.options.tries => {
                 let delay = self.options.delays.after(tries);
-                warn!(event = event.id, subject = event.subject, tries, delay_ms = delay.as_millis(), error = why, "trying again");
+                warn!(
+                    event = event.id,
+                    subject = event.subject,
+                    tries,
+                    delay_ms = delay.as_millis(),
+                    error = why,
+                    "trying again"
+                );
                 Span::current().record("otel.status_code", "ERROR");
                 ("again", settle.again(delay).await)
             }

@@ -40,6 +40,7 @@ checks! {
     outstanding_is_limited,
     four_takers_share,
     dropped_takes_lose_nothing,
+    many_dropped_takes_wake_the_others,
     malformed_is_delivered,
     close_ends_takes_only,
 }
@@ -447,6 +448,50 @@ async fn dropped_takes_lose_nothing(rig: &dyn BusRig) {
     assert_eq!(seen.len(), EVENTS, "after {dropped} dropped takes");
     assert!(dropped > 20, "only {dropped} takes were dropped");
     depth(&*bus, Role::Executor, 0).await;
+}
+
+/// A taker that goes away must pass on what woke it, and a publisher that waits must see every place that gets free.
+async fn many_dropped_takes_wake_the_others(rig: &dyn BusRig) {
+    const EVENTS: u64 = 600;
+    let options = BusOptions { queue_events: 8, max_outstanding: 5, ack_wait: PATIENCE * 4, ..quick() };
+    let bus = rig.fresh(options).await.bus;
+    let handled = Arc::new(AtomicU64::new(0));
+    let takers = (1..=8_u64).map(|taker| {
+        let (bus, handled) = (Arc::clone(&bus), Arc::clone(&handled));
+        tokio::spawn(async move {
+            let mut random = taker;
+            while handled.load(Ordering::Relaxed) < EVENTS {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                // Two of the takers wait as long as it takes.
+                let patience = if taker <= 2 { PATIENCE } else { Duration::from_micros((random >> 33) % 3_000) };
+                if let Ok(Ok(got)) = timeout(patience, bus.take(Role::Executor)).await {
+                    assert_eq!(got.tries, 1, "it was lost to a dropped take and came back");
+                    if random % 5 == 0 {
+                        sleep(Duration::from_micros((random >> 40) % 500)).await;
+                    }
+                    got.settle.done().await.expect("settled");
+                    if handled.fetch_add(1, Ordering::Relaxed) + 1 == EVENTS {
+                        bus.close().await;
+                    }
+                }
+            }
+        })
+    });
+    let takers: Vec<_> = takers.collect();
+    let publishers: Vec<_> = (0..4)
+        .map(|p| {
+            let bus = Arc::clone(&bus);
+            tokio::spawn(async move {
+                for n in (p..EVENTS).step_by(4) {
+                    publish(&*bus, &event(Role::Executor, &n.to_string(), &n.to_string())).await;
+                }
+            })
+        })
+        .collect();
+    for task in publishers.into_iter().chain(takers) {
+        timeout(PATIENCE * 2, task).await.expect("somebody was not woken").expect("no panic");
+    }
+    assert_eq!(handled.load(Ordering::Relaxed), EVENTS);
 }
 
 async fn malformed_is_delivered(rig: &dyn BusRig) {

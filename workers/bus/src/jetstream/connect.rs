@@ -212,7 +212,14 @@ impl Link {
                 })
             })
             .collect::<Result<_>>()?;
-        let client = connect.connect(addresses).await.map_err(|e| connect_error(what, &e))?;
+        let client = connect.connect(addresses).await.map_err(|e| connect_error(what.clone(), &e))?;
+        // Times to live of leases, and the check of a key whatever the verdict, came with 2.11. An older server would take
+        // the headers for somebody else's and promise nothing.
+        if !client.is_server_compatible(2, 11, 0) {
+            let version = client.server_info().version;
+            let why = format!("the server has version {version}, at least 2.11 is needed");
+            return Err(BusError::Refused { what, why });
+        }
         let context = jetstream::context::ContextBuilder::new()
             .timeout(REQUEST_TIMEOUT)
             .max_ack_inflight(IN_FLIGHT)

@@ -219,6 +219,7 @@ pub(super) async fn store(
     let full = || BusError::Full { queue: what.to_owned() };
     let mut delay = FIRST_DELAY;
     let mut last: Option<String> = None;
+    let mut failures = 0_u32;
     loop {
         let Some(permit) = flow.enter(deadline).await else {
             return Err(last.map_or_else(full, |why| unavailable(what, subject, why)));
@@ -242,7 +243,10 @@ pub(super) async fn store(
                 if Instant::now() >= deadline {
                     return Err(unavailable(what, subject, why));
                 }
-                tracing::debug!(what, subject, why, "publishing again");
+                failures += 1;
+                if u32::is_power_of_two(failures) {
+                    tracing::warn!(what, subject, why, failures, "publishing again");
+                }
                 last = Some(why);
                 sleep(delay / 2 + jitter(delay / 2)).await;
                 delay = (delay * 2).min(LONGEST_DELAY);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::{AckKind, Message};
 use async_nats::{StatusCode, Subscriber};
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -128,6 +128,7 @@ impl Puller {
             asked: 0,
             asked_until: Instant::now(),
             not_before: Instant::now(),
+            refusals: 0,
         };
         let task = tokio::spawn(asker.run());
         Puller { shared, ack_wait: options.ack_wait, task }
@@ -194,8 +195,9 @@ struct Asker {
     /// Messages asked for that have not come, and until when they may.
     asked: usize,
     asked_until: Instant,
-    /// After a refusal: when to ask again.
+    /// After a refusal: when to ask again, and how many there were without a message between them.
     not_before: Instant,
+    refusals: u32,
 }
 
 impl Asker {
@@ -235,7 +237,13 @@ impl Asker {
             let next_look = self.ask(inbox).await;
             tokio::select! {
                 message = subscription.next() => match message {
-                    Some(message) => self.received(message),
+                    Some(message) => {
+                        self.received(message);
+                        // What has come with it costs a look at the clock and the wishes only once.
+                        while let Some(Some(message)) = subscription.next().now_or_never() {
+                            self.received(message);
+                        }
+                    }
                     None => return,
                 },
                 () = self.shared.wanted.notified() => {}
@@ -294,6 +302,7 @@ impl Asker {
             return;
         }
         self.asked = self.asked.saturating_sub(1);
+        self.refusals = 0;
         let message = Message { message, context: self.link.context.clone() };
         let delivered = match message.info() {
             Ok(info) => u64::try_from(info.delivered).unwrap_or(0),
@@ -339,7 +348,18 @@ impl Asker {
             404 | 408 => {}
             other => {
                 let (role, text) = (self.role.name(), message.description.as_deref().unwrap_or_default());
-                tracing::warn!(role, status = other, text, "the servers refuse to hand out events; trying again");
+                self.refusals = self.refusals.saturating_add(1);
+                // A consumer that is missing is told again and again; not every time in the log.
+                if self.refusals.is_power_of_two() {
+                    let refusals = self.refusals;
+                    tracing::warn!(
+                        role,
+                        status = other,
+                        text,
+                        refusals,
+                        "the servers hand out no events; trying again"
+                    );
+                }
                 self.not_before = Instant::now() + REFUSED_DELAY / 2 + jitter(REFUSED_DELAY);
                 self.asked = 0;
                 return;

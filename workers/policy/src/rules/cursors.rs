@@ -15,8 +15,8 @@ pub struct Slowest<'a> {
     pub first_kept: i64,
 }
 
-/// The slowest cursor; with `expire_s`, after message expiry has moved those it moves behind every ledger closed longer ago
-/// than that. The time is the ledger's real closing time: the newest message in it is no younger.
+/// The slowest cursor; with `expire_s`, after message expiry has moved those it moves over the ledgers closed longer ago than
+/// that. The time is the ledger's real closing time: the newest message in it is no younger.
 ///
 /// # Errors
 /// The name of a cursor whose position is not known, and why: nothing can be said then.
@@ -34,7 +34,7 @@ pub fn slowest<'a>(
         };
         let mut first_kept = passed(position, after);
         if let Some(ttl_s) = expire_s.filter(|_| cursor.kind.expires()) {
-            first_kept = first_kept.max(expired(after, ttl_s, now_ms));
+            first_kept = expired(first_kept, after, ttl_s, now_ms);
         }
         if slowest.is_none_or(|s| first_kept < s.first_kept) {
             slowest = Some(Slowest { cursor, position, first_kept });
@@ -52,10 +52,12 @@ fn passed(position: Position, after: &AfterLoad) -> i64 {
     if after.ledgers.iter().any(|ledger| at_end(&ledger)) { position.ledger.saturating_add(1) } else { position.ledger }
 }
 
-/// The first ledger that message expiry leaves.
-fn expired(after: &AfterLoad, ttl_s: i64, now_ms: i64) -> i64 {
-    let old = after.ledgers.iter().filter(|ledger| !ledger.open && old_enough(ledger.really_closed_ms, ttl_s, now_ms));
-    old.map(|ledger| ledger.id.saturating_add(1)).max().unwrap_or(i64::MIN)
+/// The first ledger that message expiry leaves to a cursor that holds the ledgers from `first_kept` on. One that is young, or of
+/// which nobody knows when it was closed, ends it, whatever the ones behind it say: clocks were wrong.
+fn expired(first_kept: i64, after: &AfterLoad, ttl_s: i64, now_ms: i64) -> i64 {
+    let held = after.ledgers.iter().skip_while(|ledger| ledger.id < first_kept);
+    let old = held.take_while(|ledger| !ledger.open && old_enough(ledger.really_closed_ms, ttl_s, now_ms));
+    old.last().map_or(first_kept, |ledger| ledger.id.saturating_add(1))
 }
 
 /// Whether everything in a ledger closed then is older than the TTL.

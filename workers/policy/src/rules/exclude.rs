@@ -49,10 +49,17 @@ pub fn readable(topic: &LedgerCandidate) -> Result<(&Policies, &[LedgerInfo]), R
         return skip("topic-policies-unknown", format!("topic policies unknown: {why}"));
     }
     match &topic.ledgers {
+        Evidence::Present(ledgers) if !in_order(ledgers) => {
+            skip(UNKNOWN, "its list of ledgers is not in order of id, or has one twice".into())
+        }
         Evidence::Present(ledgers) if !ledgers.is_empty() => Ok((policies, ledgers)),
         Evidence::Present(_) | Evidence::Absent => Err((Verdict::Nothing, reason("no-ledgers", "it has no ledgers"))),
         Evidence::Unknown(why) => skip(UNKNOWN, format!("its list of ledgers is not known: {why}")),
     }
+}
+
+fn in_order(ledgers: &[LedgerInfo]) -> bool {
+    ledgers.first().is_none_or(|first| first.id >= 0) && ledgers.windows(2).all(|pair| pair[0].id < pair[1].id)
 }
 
 /// A partition that no broker loads.
@@ -78,6 +85,8 @@ fn stray(partition: &Partition) -> Result<(), Ruled> {
                  partitioned topic again or delete the partition",
             ),
         )),
+        // Read only where something could be done, see `needs`; `unread` refuses to act without it.
+        Evidence::Unknown(_) if count.is_not_read() => Ok(()),
         Evidence::Unknown(why) => {
             Err((Verdict::Skip, reason(UNKNOWN, format!("how many partitions its topic has is not known: {why}"))))
         }
@@ -97,9 +106,10 @@ pub fn unread(partition: &Partition) -> Result<(), Ruled> {
     }
 }
 
-/// A ledger before the last whose entries the list does not give: loading the topic may drop it, and what it holds is not
-/// known.
+/// A closed ledger whose entries the list does not give: loading the topic may drop it, and what it holds is not known. Of
+/// the last one the list need not say anything while it does not say that it is closed: BookKeeper does.
 pub fn unknown_entries(ledgers: &[LedgerInfo]) -> Option<i64> {
-    let before_last = ledgers.split_last().map_or(ledgers, |(_, before)| before);
-    before_last.iter().find(|info| info.entries.is_none_or(|n| n < 0)).map(|info| info.id)
+    let count = ledgers.len();
+    let closed = ledgers.iter().enumerate().filter(|(i, info)| i + 1 < count || info.closed_ms > 0);
+    closed.map(|(_, info)| info).find(|info| info.entries.is_none_or(|n| n < 0)).map(|info| info.id)
 }

@@ -126,15 +126,17 @@ pub fn freed(
     now_ms: i64,
 ) -> Vec<i64> {
     let total = after.bytes();
+    // Loading drops an empty or lost last ledger first, so the one before it is the last then.
+    let kept_last = after.ledgers.last().filter(|_| topic.terminated).map(|ledger| ledger.id);
     let mut to_delete: i64 = 0;
     let mut ids = Vec::new();
     for ledger in &after.ledgers {
         let held = first_kept.is_some_and(|first| ledger.id >= first);
-        if held || ledger.open || (topic.terminated && ledger.last) {
+        if held || ledger.open || kept_last == Some(ledger.id) {
             break;
         }
         to_delete = to_delete.saturating_add(ledger.bytes);
-        let over_size = retention.mib >= 0 && total - to_delete >= retention.mib.saturating_mul(MIB);
+        let over_size = retention.mib >= 0 && (total - to_delete) / MIB >= retention.mib;
         if !past_time(retention, ledger.closed_ms, now_ms) && !over_size {
             break;
         }

@@ -90,6 +90,7 @@ pub struct Admin {
     options: AdminOptions,
     urls: Vec<Url>,
     allowed: Mutex<Vec<(String, u16)>>,
+    registered: Mutex<Vec<Url>>,
     brokers: Mutex<HashMap<String, Arc<Broker>>>,
 }
 
@@ -165,18 +166,27 @@ impl Admin {
             );
         }
         Pace::new(options.rate).map_err(|e| invalid("reading the rate of calls to brokers", e.to_string()))?;
-        Ok(Admin { http, options, urls, allowed: Mutex::new(allowed), brokers: Mutex::default() })
+        Ok(Admin {
+            http,
+            options,
+            urls,
+            allowed: Mutex::new(allowed),
+            registered: Mutex::default(),
+            brokers: Mutex::default(),
+        })
     }
 
-    /// Lets redirects go to these web addresses too: the brokers registered in the metadata. The first becomes the place to
-    /// start from when none is configured.
+    /// Lets redirects go to these web addresses too: the brokers registered in the metadata. Calls start there when no address
+    /// is configured.
     pub async fn allow(&self, web_urls: &[String]) {
+        let urls: Vec<Url> = web_urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
         let mut allowed = self.allowed.lock().await;
-        for pair in web_urls.iter().filter_map(|url| host_of(&Url::parse(url).ok()?)) {
+        for pair in urls.iter().filter_map(host_of) {
             if !allowed.contains(&pair) {
                 allowed.push(pair);
             }
         }
+        *self.registered.lock().await = urls;
     }
 
     async fn broker(&self, url: &Url) -> Result<Arc<Broker>> {
@@ -250,7 +260,10 @@ impl Admin {
     async fn call(&self, method: Method, path: &str, what: &str) -> Result<Answer> {
         let mut urls = self.urls.clone();
         if urls.is_empty() {
-            let why = "no address of a broker is known; set the admin address";
+            urls.clone_from(&*self.registered.lock().await);
+        }
+        if urls.is_empty() {
+            let why = "no broker is registered in the metadata; is one running? Else give its address with --admin";
             return Err(TargetError::new(Class::Invalid, what.to_owned(), why));
         }
         let first = urls.remove(0);

@@ -409,9 +409,13 @@ fn unreadable(name: &TopicName, facts: &Namespace, settings: &Settings, error: &
 impl Inventory for PulsarInventory {
     fn identity(&self) -> BoxFuture<'_, Result<String>> {
         async move {
-            let root = self.zk.stat("/managed-ledgers").await?;
-            let root = root.map_or("none".to_owned(), |stat| stat.created_zxid.to_string());
-            Ok(format!("pulsar zk://{} managed-ledgers@{root}", self.zk.servers()))
+            // What made the root of the managed ledgers, and when: the same cluster under whatever address.
+            let root = self.zk.get_full("/managed-ledgers").await?.map(|(_, stat)| (stat.czxid, stat.ctime));
+            let (zxid, at_ms) = root.ok_or_else(|| {
+                let why = "there is no such node; is the address (and its chroot) that of a Pulsar cluster?";
+                TargetError::new(Class::Invalid, "reading /managed-ledgers in ZooKeeper", why)
+            })?;
+            Ok(format!("pulsar {zxid:x}@{at_ms}"))
         }
         .boxed()
     }

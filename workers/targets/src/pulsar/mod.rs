@@ -21,4 +21,4 @@ pub use inventory::{AskPolicies, PulsarInventory};
 pub use metadata::{Undecodable, cursor_info, ledger_metadata, managed_ledger_info};
 pub use names::{TopicName, ledger_id, ledger_path};
 pub use policies::{TopicLevel, TopicPolicies, topic_policies_file};
-pub use zk::{Connection, Zk, ZkOptions};
+pub use zk::{Connection, Tls, Zk, ZkOptions};

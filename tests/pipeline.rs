@@ -1,0 +1,230 @@
+//! The whole job on a real Pulsar: scan, decide, act, record. What goes is exactly what the mess says, and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use trimtab_tests::java::JavaClient;
+use trimtab_tests::mess::{Fate, Mess};
+use trimtab_tests::trimtab::{run, start};
+use trimtab_tests::zk_proxy::ZkProxy;
+
+/// Policies of topics, which only brokers and `__change_events` know.
+const TOPIC_POLICIES: &str = r#"{
+    "persistent://attic/topical/short": {"retention": [60, -1]},
+    "persistent://attic/topical/long": {"retention": [-1, -1]},
+    "persistent://attic/topical/ttl": {"ttl": 3600}
+}"#;
+
+/// Ids and entries of every topic's ledgers, from the metadata.
+type Lists = BTreeMap<String, BTreeMap<i64, i64>>;
+
+fn lists(client: &mut JavaClient) -> Lists {
+    let list = |(name, _): (String, Fate)| {
+        let listed = client.listed(&Mess::managed_ledger(&name)).unwrap();
+        (name, listed.iter().map(|l| (l.id, l.entries)).collect())
+    };
+    Mess::topics().into_iter().map(list).collect()
+}
+
+/// What a topic has lost, empty and lost ledgers not counted.
+fn lost(before: &Lists, after: &Lists, topic: &str) -> BTreeSet<i64> {
+    let gone = before[topic].iter().filter(|(id, entries)| **entries > 0 && !after[topic].contains_key(id));
+    gone.map(|(id, _)| *id).collect()
+}
+
+fn topic_policies(folder: &Path) -> String {
+    let path = folder.join("topic-policies.json");
+    std::fs::write(&path, TOPIC_POLICIES).unwrap();
+    path.display().to_string()
+}
+
+/// Compares what every topic lost with its fate; the ids that went.
+fn as_fated(before: &Lists, after: &Lists) -> BTreeSet<i64> {
+    let (mut wrong, mut all) = (Vec::new(), BTreeSet::new());
+    for (name, fate) in Mess::topics() {
+        let gone = lost(before, after, &name);
+        let due = match fate {
+            Fate::Trim(n) | Fate::ExpireThenTrim(n) => n,
+            _ => 0,
+        };
+        if gone.len() != due {
+            wrong.push(format!("{name}: {fate:?}, lost {gone:?}"));
+        }
+        all.extend(gone);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    all
+}
+
+fn exists_in_bookkeeper(client: &mut JavaClient, id: i64) -> bool {
+    let digits = format!("{id:010}");
+    client.run(&format!("stat /ledgers/{}/{}/L{}", &digits[..2], &digits[2..6], &digits[6..])).is_ok()
+}
+
+fn audit(state: &Path) -> Vec<Value> {
+    let listed = run(state, &["audit", "list", "--output", "json"]).exits(0);
+    listed.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
+fn a_run_in_one_process_frees_exactly_what_is_due() {
+    let mess = Mess::start().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path();
+    let policies = topic_policies(state);
+    let mut client = mess.rig.client().unwrap();
+    let before = lists(&mut client);
+
+    // Planning reads and nothing else: no write reaches ZooKeeper, and no broker is asked for anything.
+    let proxy = ZkProxy::start(&mess.rig.zk()).unwrap();
+    let from = format!("zk://{}", proxy.address());
+    let zxid = mess.rig.zk_last_zxid().unwrap();
+    let plan =
+        run(state, &["plan", "--from", &from, "--topic-policies", &policies, "--output", "json"]).exits(0).json();
+    assert!(proxy.record().writes().is_empty(), "{:?}", proxy.record().writes());
+    assert_eq!(lists(&mut client), before);
+    let acts = plan["totals"]["proposed"]["acts"].as_u64().unwrap();
+    let looked = run(state, &["run", "--from", &from, "--topic-policies", &policies]).exits(0);
+    assert!(looked.out.contains("Only looked"), "{looked:?}");
+    assert!(proxy.record().writes().is_empty(), "{:?}", proxy.record().writes());
+    let _ = zxid;
+
+    // The default limit on the share stops a run that would act on most topics, before the first act.
+    let args = ["run", "--apply", "--from", &from, "--topic-policies", &policies];
+    let stopped = run(state, &args).exits(3);
+    assert!(stopped.err.contains("max_share"), "{stopped:?}");
+    assert_eq!(lists(&mut client), before);
+
+    let ran = run(state, &[&args[..], &["--max-share", "1"]].concat()).exits(0);
+    assert!(ran.out.contains("ledgers are gone"), "{ran:?}");
+    let after = lists(&mut client);
+    let gone = as_fated(&before, &after);
+    for id in &gone {
+        assert!(!exists_in_bookkeeper(&mut client, *id), "ledger {id} is still in BookKeeper");
+    }
+    // Our own writes to the metadata store: none, ever.
+    assert!(proxy.record().writes().is_empty(), "{:?}", proxy.record().writes());
+
+    let acted = audit(state);
+    let done: BTreeSet<&str> =
+        acted.iter().filter(|a| a["status"] == "done").map(|a| a["subject"].as_str().unwrap()).collect();
+    assert_eq!(done.len() as u64, acts, "{acted:#?}");
+    let freed: u64 = acted.iter().map(|a| a["freed"].as_u64().unwrap()).sum();
+    assert!(freed >= gone.len() as u64);
+    assert!(acted.iter().all(|a| a["trace_id"].as_str().unwrap().len() == 32));
+    let story = run(state, &["audit", "show", "persistent://attic/week/caught-up"]).exits(0);
+    assert!(story.out.contains("intent") && story.out.contains("outcome"), "{story:?}");
+    let _ = run(state, &["audit", "verify"]).exits(0);
+
+    // Everything that was visited is closed again.
+    let open = |name: &str| {
+        let loaded = mess.rig.rest("GET", "broker-stats/topics", None).unwrap().ok().unwrap();
+        loaded.body.contains(name)
+    };
+    let deadline = Instant::now() + Duration::from_secs(90);
+    while open("persistent://attic/week/caught-up") {
+        assert!(Instant::now() < deadline, "the topic is still loaded");
+        std::thread::sleep(Duration::from_secs(1));
+    }
+
+    // A second run finds nothing more to free, apart from what the first visit started the clock of.
+    let again = run(state, &[&args[..], &["--max-share", "1"]].concat()).exits(0);
+    assert_eq!(lost(&after, &lists(&mut client), "persistent://attic/week/caught-up"), BTreeSet::new(), "{again:?}");
+}
+
+/// Roles as processes of their own, with their keys.
+struct Roles {
+    processes: Vec<trimtab_tests::process::Process>,
+}
+
+impl Roles {
+    fn start(state: &Path, nats: &str, from: &str, policies: &str, otlp: &str) -> Roles {
+        let key = |name: &str| {
+            let file = state.join(format!("{name}.seed")).display().to_string();
+            let public = run(state, &["keys", "new", &file]).exits(0).out.trim().to_owned();
+            (file, public)
+        };
+        let (decider, decider_public) = key("decider");
+        let (executor, executor_public) = key("executor");
+        let own = |name: &str, args: &[&str]| {
+            let folder = state.join(name);
+            std::fs::create_dir_all(&folder).unwrap();
+            start(name, &folder, args, &[("OTEL_EXPORTER_OTLP_ENDPOINT", otlp)]).unwrap()
+        };
+        let processes = vec![
+            own("audit", &["audit", "run", "--nats", nats, "--trust-executor", &executor_public]),
+            own("decider", &["decider", "--nats", nats, "--seed-file", &decider]),
+            own(
+                "executor",
+                &[
+                    "executor",
+                    "--apply",
+                    "--nats",
+                    nats,
+                    "--from",
+                    from,
+                    "--seed-file",
+                    &executor,
+                    "--trust-decider",
+                    &decider_public,
+                    "--topic-policies",
+                    policies,
+                ],
+            ),
+            own(
+                "scanner",
+                &["scanner", "--nats", nats, "--from", from, "--topic-policies", policies, "--max-share", "1"],
+            ),
+        ];
+        Roles { processes }
+    }
+}
+
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper, nats-server"]
+fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic() {
+    let nats = trimtab_tests::nats::NatsRig::single().unwrap();
+    let mess = Mess::start().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path();
+    let policies = topic_policies(state);
+    let mut client = mess.rig.client().unwrap();
+    let before = lists(&mut client);
+    let spans = trimtab_tests::otlp::Receiver::start().unwrap();
+    let from = format!("zk://{}", mess.rig.zk());
+    let url = nats.url();
+    let _ = run(state, &["nats", "setup", "--nats", &url]).exits(0);
+    let mut roles = Roles::start(state, &url, &from, &policies, &spans.url());
+
+    let asked = run(state, &["scan", "--wait", "--nats", &url]).exits(0);
+    let acts = asked.json()["proposed"]["acts"].as_u64().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let audit_state = state.join("audit");
+    let mut acted = Vec::new();
+    while (acted.len() as u64) < acts {
+        assert!(Instant::now() < deadline, "{} of {acts} outcomes after two minutes", acted.len());
+        std::thread::sleep(Duration::from_secs(1));
+        acted = audit(&audit_state);
+    }
+    let after = lists(&mut client);
+    as_fated(&before, &after);
+    assert!(acted.iter().all(|a| a["status"] == "done"), "{acted:#?}");
+
+    // They stop when told to, and export what they still have.
+    for process in &mut roles.processes {
+        assert!(process.stop().unwrap().success());
+    }
+    for act in &acted {
+        let trace = spans.trace(act["trace_id"].as_str().unwrap());
+        let names: BTreeSet<&str> = trace.iter().map(|span| span.name.as_str()).collect();
+        for name in ["create candidate.ledger", "decide candidate.ledger", "process decision"] {
+            assert!(names.contains(name), "{}: {names:?}", act["subject"]);
+        }
+        assert!(names.iter().any(|name| name.starts_with("act ")), "{}: {names:?}", act["subject"]);
+        let roles: BTreeSet<&str> = trace.iter().map(|span| span.role.as_str()).collect();
+        assert!(roles.is_superset(&BTreeSet::from(["scanner", "decider", "executor"])), "{roles:?}");
+    }
+}

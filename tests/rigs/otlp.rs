@@ -1,0 +1,123 @@
+//! A receiver of traces: takes OTLP over HTTP and keeps the spans.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use prost::Message;
+
+/// A span, as far as tests look at it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// Trace id, hexadecimal.
+    pub trace_id: String,
+    /// Its own id, hexadecimal.
+    pub span_id: String,
+    /// Its parent's id, hexadecimal; empty for the first of a trace.
+    pub parent_id: String,
+    /// Its name.
+    pub name: String,
+    /// `trimtab.role` of the process that made it.
+    pub role: String,
+    /// How many links it has.
+    pub links: usize,
+}
+
+/// The receiver.
+#[derive(Debug)]
+pub struct Receiver {
+    address: String,
+    spans: Arc<Mutex<Vec<Span>>>,
+}
+
+impl Receiver {
+    /// Listens on a free port.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn start() -> Result<Receiver> {
+        let listener = TcpListener::bind("127.0.0.1:0").context("listening for traces")?;
+        let address = listener.local_addr()?.to_string();
+        let spans: Arc<Mutex<Vec<Span>>> = Arc::default();
+        let kept = spans.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(std::result::Result::ok) {
+                let kept = kept.clone();
+                std::thread::spawn(move || while take(&stream, &kept).is_ok_and(|more| more) {});
+            }
+        });
+        Ok(Receiver { address, spans })
+    }
+
+    /// Its base address, for `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// All spans so far.
+    pub fn spans(&self) -> Vec<Span> {
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The spans of one trace.
+    pub fn trace(&self, trace_id: &str) -> Vec<Span> {
+        self.spans().into_iter().filter(|span| span.trace_id == trace_id).collect()
+    }
+}
+
+/// Takes one request of a connection; false at its end.
+fn take(stream: &TcpStream, kept: &Mutex<Vec<Span>>) -> Result<bool> {
+    let mut reader = BufReader::new(stream);
+    let (mut length, mut line) = (0, String::new());
+    loop {
+        line.clear();
+        if reader.read_line(&mut line)? == 0 {
+            return Ok(false);
+        }
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse()?;
+        }
+        if line == "\r\n" {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    let request = ExportTraceServiceRequest::decode(body.as_slice())?;
+    kept.lock().unwrap_or_else(PoisonError::into_inner).extend(spans_of(&request));
+    let mut stream = stream;
+    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n")?;
+    Ok(true)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn spans_of(request: &ExportTraceServiceRequest) -> Vec<Span> {
+    let mut spans = Vec::new();
+    for resource in &request.resource_spans {
+        let attributes = resource.resource.iter().flat_map(|resource| &resource.attributes);
+        let role =
+            attributes.filter(|attribute| attribute.key == "trimtab.role").find_map(|attribute| {
+                match attribute.value.as_ref()?.value.as_ref()? {
+                    Value::StringValue(text) => Some(text.clone()),
+                    _ => None,
+                }
+            });
+        for span in resource.scope_spans.iter().flat_map(|scope| &scope.spans) {
+            spans.push(Span {
+                trace_id: hex(&span.trace_id),
+                span_id: hex(&span.span_id),
+                parent_id: hex(&span.parent_span_id),
+                name: span.name.clone(),
+                role: role.clone().unwrap_or_default(),
+                links: span.links.len(),
+            });
+        }
+    }
+    spans
+}

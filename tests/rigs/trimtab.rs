@@ -1,0 +1,92 @@
+//! The `trimtab` binary itself: run to its end, or as a role that goes on.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::process::{Process, Spec};
+
+/// The binary, built from this tree.
+///
+/// # Panics
+/// When it cannot be built.
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| build().expect("building trimtab"))
+}
+
+fn build() -> Result<PathBuf> {
+    // Tests are in target/<profile>/deps, the binary is beside that folder.
+    let test = std::env::current_exe().context("finding this test")?;
+    let profile = test.parent().and_then(Path::parent).context("finding the folder of builds")?;
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--locked", "--package", "trimtab"]);
+    if profile.file_name().is_some_and(|name| name == "release") {
+        cargo.arg("--release");
+    }
+    let status = cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).stdin(Stdio::null()).status()?;
+    ensure!(status.success(), "cargo build --package trimtab: {status}");
+    Ok(profile.join("trimtab"))
+}
+
+/// What a run to the end gave.
+#[derive(Debug)]
+pub struct Ended {
+    /// Exit code; -1 when a signal ended it.
+    pub code: i32,
+    /// Standard output.
+    pub out: String,
+    /// Standard error: logs and messages.
+    pub err: String,
+}
+
+impl Ended {
+    /// Standard output as JSON.
+    ///
+    /// # Panics
+    /// When it is none.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    /// Checks the exit code.
+    ///
+    /// # Panics
+    /// When it is another one.
+    #[must_use]
+    pub fn exits(self, code: i32) -> Ended {
+        assert_eq!(self.code, code, "{}\n{}", self.out, self.err);
+        self
+    }
+}
+
+/// Runs it to its end. `state` is its state folder.
+///
+/// # Panics
+/// When it cannot be started.
+pub fn run(state: &Path, args: &[&str]) -> Ended {
+    let mut command = Command::new(binary());
+    command.args(args).arg("--state-dir").arg(state).stdin(Stdio::null()).env("NO_COLOR", "1");
+    let output = command.output().expect("starting trimtab");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ended { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// Starts it as a process that goes on, logging to `<state>/<name>.log`.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn start(name: &str, state: &Path, args: &[&str], env: &[(&str, &str)]) -> Result<Process> {
+    let mut all: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+    all.extend(["--state-dir".to_owned(), state.display().to_string()]);
+    Process::start(&Spec {
+        name: name.to_owned(),
+        program: binary().to_owned(),
+        args: all,
+        env: env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        folder: state.to_owned(),
+        log: state.join(format!("{name}.log")),
+    })
+}

@@ -1,0 +1,108 @@
+//! The small commands.
+
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+
+use anyhow::Context as _;
+use trimtab_events::schema;
+
+use super::args::{
+    CompletionsArgs, ConfigArgs, ConfigCommand, KeysArgs, KeysCommand, ManArgs, NatsArgs, NatsCommand, SchemasArgs,
+};
+use super::{Context, Exit, Usage, command, runtime};
+use crate::sign::Signer;
+
+/// `config`
+pub(crate) fn config(context: &Context, args: &ConfigArgs) -> anyhow::Result<Exit> {
+    let config = context.global.config()?;
+    match &args.command {
+        ConfigCommand::Check => println!("{}", serde_json::to_string_pretty(&config)?),
+        ConfigCommand::Explain { topic } => {
+            let policy = config.policy()?;
+            let name = trimtab_targets::pulsar::TopicName::of_subject(topic).ok_or_else(|| {
+                Usage(format!("{topic:?} is not a topic's name; expected persistent://tenant/namespace/topic"))
+            })?;
+            match policy.rule_for(&config.pulsar.name, &name.subject(), name.partition.is_some()) {
+                Some(rule) => println!("{}", serde_json::to_string_pretty(rule)?),
+                None => println!("no rule applies: the target's own policies do"),
+            }
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// `keys`
+pub(crate) fn keys(args: &KeysArgs) -> anyhow::Result<Exit> {
+    let signer = match &args.command {
+        KeysCommand::New { file } => {
+            let signer = Signer::ephemeral();
+            let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
+            let mut out = made.with_context(|| format!("making {}", file.display()))?;
+            writeln!(out, "{}", signer.seed()?).with_context(|| format!("writing {}", file.display()))?;
+            signer
+        }
+        KeysCommand::Public { file } => Signer::from_file(file).map_err(|e| Usage(e.to_string()))?,
+    };
+    println!("{}", signer.public_key());
+    Ok(Exit::Done)
+}
+
+/// `nats`
+pub(crate) async fn nats(context: &Context, args: NatsArgs) -> anyhow::Result<Exit> {
+    let mut config = context.global.config()?;
+    args.bus.apply(&mut config);
+    if config.nats.url.is_none() {
+        anyhow::bail!(Usage("give --nats URL".to_owned()));
+    }
+    config.nats.create = matches!(args.command, NatsCommand::Setup);
+    let wires = runtime::wires(&config, &runtime::instance()).await?;
+    match args.command {
+        #[cfg(feature = "nats")]
+        NatsCommand::Setup => {
+            if let Some(nats) = &wires.nats {
+                nats.store().setup(&["scans", "limits"]).await?;
+            }
+            println!("The streams, consumers and buckets are there.");
+        }
+        #[cfg(feature = "nats")]
+        NatsCommand::Check => {
+            if let Some(nats) = &wires.nats {
+                nats.verify().await?;
+            }
+            println!("The streams and consumers are as they must be.");
+        }
+        #[cfg(not(feature = "nats"))]
+        NatsCommand::Setup | NatsCommand::Check => {}
+        NatsCommand::Dead => {
+            for letter in wires.bus.dead(1000).await? {
+                println!("{}", serde_json::to_string(&letter)?);
+            }
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// `schemas`
+pub(crate) fn schemas(args: &SchemasArgs) -> anyhow::Result<Exit> {
+    std::fs::create_dir_all(&args.dir).with_context(|| format!("making {}", args.dir.display()))?;
+    for (name, document) in schema::all() {
+        let path = args.dir.join(name);
+        let text = serde_json::to_string_pretty(&document)? + "\n";
+        std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// `completions`
+pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<Exit> {
+    clap_complete::generate(args.shell, &mut command(), "trimtab", &mut std::io::stdout());
+    Ok(Exit::Done)
+}
+
+/// `man`
+pub(crate) fn man(args: &ManArgs) -> anyhow::Result<Exit> {
+    std::fs::create_dir_all(&args.dir).with_context(|| format!("making {}", args.dir.display()))?;
+    clap_mangen::generate_to(command(), &args.dir)
+        .with_context(|| format!("writing man pages to {}", args.dir.display()))?;
+    Ok(Exit::Done)
+}

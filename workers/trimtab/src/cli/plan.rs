@@ -1,0 +1,391 @@
+//! `plan`, `apply` and `snapshot`.
+
+use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use futures::StreamExt;
+use trimtab_events::{Outcome, PLAN_FORMAT, Plan, PlanItem, PlanTotals, ScanRef, Scope, Status};
+use trimtab_policy::Policy;
+use trimtab_targets::pulsar::snapshot::{Snapshot, write};
+use trimtab_targets::{Inventory, Mode};
+use uuid::Uuid;
+
+use super::args::{ApplyArgs, PlanArgs, SnapshotArgs};
+use super::table::{self, Groups};
+use super::{Context, Exit, Usage, runtime};
+use crate::clock::{Clock, ago, timestamp};
+use crate::config::{Config, show_bytes};
+use crate::plan::{Planned, Planning};
+use crate::scans::{Scans, over_caps};
+use crate::sign::{Signer, Trusted};
+use crate::worker::Out;
+use crate::workers::{Executor, ExecutorParts};
+
+/// `plan`
+pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Exit> {
+    let mut config = context.global.config()?;
+    args.source.apply(&mut config);
+    config.check()?;
+    let policy = config.policy()?;
+    let mut scope = args.scope.scope();
+    if let Some(topic) = args.explain.as_deref().filter(|topic| !topic.is_empty()) {
+        scope.topic = Some(topic.to_owned());
+    }
+    let clock = Clock::system();
+    let (inventory, taken_ms): (Arc<dyn Inventory>, Option<i64>) = match &args.snapshot {
+        Some(file) => {
+            let snapshot = Snapshot::open(file, runtime::settings(&config)?)?;
+            let taken_ms = snapshot.header().taken_ms;
+            (Arc::new(snapshot), taken_ms)
+        }
+        None => {
+            let journal =
+                config.pulsar.ask_brokers.then(|| runtime::journal(&config, "plan", clock.clone())).transpose()?;
+            (runtime::live(&config, journal).await?.inventory, None)
+        }
+    };
+    let now_ms = args.now.map(|now| now.0).or(taken_ms).unwrap_or_else(|| clock.now_ms());
+    let planning = Planning {
+        inventory: inventory.as_ref(),
+        policy: &policy,
+        target: &config.pulsar.name,
+        scope: &scope,
+        now_ms,
+        explain: args.explain.is_some(),
+    };
+    let mut spool = Spool::new()?;
+    let scan = ScanRef { id: Uuid::now_v7(), fence: 0 };
+    let planned = planning.run(scan, &mut |item| spool.push(&item)).await?;
+    let head = head(&config, &policy, inventory.identity().await?, scope, now_ms, &planned);
+    if let Some(file) = &args.out {
+        let out = std::fs::File::create(file).with_context(|| format!("writing the plan {}", file.display()))?;
+        spool.write(&head, &mut BufWriter::new(&out))?;
+        out.sync_all().with_context(|| format!("writing the plan {}", file.display()))?;
+    }
+    if context.json() {
+        spool.write(&head, &mut BufWriter::new(std::io::stdout().lock()))?;
+    } else {
+        print_plan(&head, &planned, &mut spool, &args)?;
+    }
+    Ok(if !planned.report.complete || planned.report.unknown > 0 {
+        Exit::Partial
+    } else if args.detailed_exitcode && planned.report.proposed.acts > 0 {
+        Exit::Changes
+    } else {
+        Exit::Done
+    })
+}
+
+fn head(config: &Config, policy: &Policy, cluster: String, scope: Scope, now_ms: i64, planned: &Planned) -> Plan {
+    let report = &planned.report;
+    let valid = config.decision_valid.map_or(24 * 3600 * 1000, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX));
+    Plan {
+        format_version: PLAN_FORMAT.to_owned(),
+        made_by: format!("trimtab {}", env!("CARGO_PKG_VERSION")),
+        target: config.pulsar.name.clone(),
+        cluster,
+        scope,
+        policy: policy.hash().to_owned(),
+        now_ms,
+        expires_ms: now_ms.saturating_add(valid),
+        complete: report.complete,
+        totals: PlanTotals {
+            topics: report.topics,
+            bytes: report.bytes,
+            verdicts: report.verdicts.clone(),
+            unknown: report.unknown,
+            proposed: report.proposed,
+        },
+        problems: planned.problems.clone(),
+        items: Vec::new(),
+    }
+}
+
+/// Items on disk: a plan of a large cluster does not fit in memory.
+struct Spool {
+    file: BufWriter<std::fs::File>,
+    groups: Groups,
+    count: u64,
+    failed: Option<std::io::Error>,
+}
+
+impl Spool {
+    fn new() -> anyhow::Result<Spool> {
+        let file = tempfile::tempfile().context("making a temporary file for the plan")?;
+        Ok(Spool { file: BufWriter::new(file), groups: Groups::default(), count: 0, failed: None })
+    }
+
+    fn push(&mut self, item: &PlanItem) {
+        self.groups.add(item);
+        self.count += 1;
+        let written = serde_json::to_writer(&mut self.file, item).map_err(std::io::Error::from);
+        if let Err(e) = written.and_then(|()| self.file.write_all(b"\n")) {
+            self.failed.get_or_insert(e);
+        }
+    }
+
+    fn lines(&mut self) -> anyhow::Result<impl Iterator<Item = std::io::Result<String>> + '_> {
+        if let Some(e) = self.failed.take() {
+            return Err(e).context("writing the plan's temporary file");
+        }
+        self.file.flush().and_then(|()| self.file.rewind()).context("reading the plan's temporary file")?;
+        Ok(BufReader::new(self.file.get_ref()).lines())
+    }
+
+    /// Writes the whole plan as one JSON object. `items` is its last field, so they follow the rest one by one.
+    fn write(&mut self, head: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
+        let text = serde_json::to_string(head)?;
+        let open = text.strip_suffix("]}").context("a plan ends with its items")?;
+        let failed = "writing the plan";
+        out.write_all(open.as_bytes()).context(failed)?;
+        for (index, line) in self.lines()?.enumerate() {
+            out.write_all(if index == 0 { b"\n" } else { b",\n" }).context(failed)?;
+            out.write_all(line.context(failed)?.as_bytes()).context(failed)?;
+        }
+        out.write_all(b"\n]}\n").and_then(|()| out.flush()).context(failed)
+    }
+}
+
+/// Topics that a plan for a person lists, the first ones.
+const LISTED: usize = 200;
+
+fn print_plan(head: &Plan, planned: &Planned, spool: &mut Spool, args: &PlanArgs) -> anyhow::Result<()> {
+    if args.explain.is_some() {
+        explain(spool, head.now_ms, args.explain.as_deref() == Some(""))?;
+    } else if spool.groups.is_empty() {
+        println!("Nothing to reclaim.");
+    } else {
+        spool.groups.print();
+    }
+    println!("\n{}", table::totals(&planned.report));
+    for problem in &planned.problems {
+        eprintln!("incomplete: {problem}");
+    }
+    println!("Ages count from {}; {} metadata operations.", timestamp(head.now_ms), planned.report.operations);
+    match (&args.out, &args.snapshot) {
+        (Some(file), _) => println!("Saved. Carry it out with: trimtab apply {}", file.display()),
+        (None, Some(_)) => println!(
+            "Nothing was changed. Your own cluster: trimtab plan --from zk://HOST:2181   (reads metadata only; add --explain to see why topics are kept)"
+        ),
+        (None, None) => println!("Nothing was changed. Save it with -o FILE, carry it out with trimtab apply FILE."),
+    }
+    Ok(())
+}
+
+fn explain(spool: &mut Spool, now_ms: i64, cut: bool) -> anyhow::Result<()> {
+    let count = spool.count;
+    for (index, line) in spool.lines()?.enumerate() {
+        if cut && index == LISTED {
+            println!("… and {} more; --output json shows all", count - LISTED as u64);
+            break;
+        }
+        let item: PlanItem = serde_json::from_str(&line?)?;
+        println!("{:<16} {}", item.verdict, item.subject);
+        if !item.ledgers.is_empty() {
+            println!("                 ledgers {:?}, {}", item.ledgers, show_bytes(item.bytes));
+        }
+        for reason in &item.reasons {
+            println!("                 {}: {}", reason.rule, reason.says);
+            if !reason.inputs.is_empty() {
+                let inputs: Vec<String> = reason.inputs.iter().map(|(k, v)| format!("{k}={v}")).collect();
+                println!("                 {}", inputs.join(" "));
+            }
+        }
+        if let Some(holder) = &item.holder {
+            println!(
+                "                 held by cursor {} at {}, {} since {} ({} ago)",
+                holder.cursor,
+                holder.position,
+                show_bytes(holder.bytes),
+                timestamp(holder.since_ms),
+                ago(now_ms - holder.since_ms)
+            );
+        }
+    }
+    Ok(())
+}
+
+fn load(file: &Path) -> anyhow::Result<Plan> {
+    let text = std::fs::read(file).with_context(|| format!("reading the plan {}", file.display()))?;
+    let version: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|e| Usage(format!("{} is not a plan: {e}", file.display())))?;
+    let major = |version: &str| version.split('.').next().unwrap_or_default().to_owned();
+    let format = version["format_version"].as_str().unwrap_or_default();
+    if major(format) != major(PLAN_FORMAT) {
+        let why = format!("{} has the format {format:?}; this trimtab reads {PLAN_FORMAT}", file.display());
+        anyhow::bail!(Usage(why));
+    }
+    Ok(serde_json::from_slice(&text).map_err(|e| Usage(format!("{} is not a plan: {e}", file.display())))?)
+}
+
+/// `apply`
+pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<Exit> {
+    let mut config = context.global.config()?;
+    args.source.apply(&mut config);
+    args.caps.apply(&mut config)?;
+    let clock = Clock::system();
+    let plan = load(&args.plan)?;
+    if clock.now_ms() > plan.expires_ms {
+        anyhow::bail!(Usage(format!("the plan expired at {}; make a new one", timestamp(plan.expires_ms))));
+    }
+    if plan.target != config.pulsar.name {
+        anyhow::bail!(Usage(format!(
+            "the plan is for {:?}, the configuration for {:?}",
+            plan.target, config.pulsar.name
+        )));
+    }
+    let decisions: Vec<_> = plan.items.iter().filter_map(|item| item.decision.clone()).collect();
+    let Some(first) = decisions.first() else {
+        println!("The plan has nothing to carry out.");
+        return Ok(Exit::Done);
+    };
+    let scan = first.scan;
+    let instance = runtime::instance();
+    let journal = runtime::journal(&config, "executor", clock.clone())?;
+    let live = runtime::live(&config, Some(journal.clone())).await?;
+    let identity = live.inventory.identity().await?;
+    if plan.cluster.strip_prefix("snapshot of ").unwrap_or(&plan.cluster) != identity {
+        anyhow::bail!(Usage(format!(
+            "the plan is for the cluster {:?}, this is {identity:?}; nothing was done",
+            plan.cluster
+        )));
+    }
+    if let Some(why) = stopped(&plan, scan, &config) {
+        eprintln!("stopped before the first act: {why}");
+        return Ok(Exit::Stopped);
+    }
+    let wires = runtime::wires(&Config { nats: Default::default(), ..config.clone() }, &instance).await?;
+    let parts = ExecutorParts {
+        target: config.pulsar.name.clone(),
+        act: Arc::new(live.act(&config)),
+        inventory: live.inventory,
+        policy: config.policy()?,
+        caps: config.caps,
+        // Naming a reviewed plan is the switch.
+        mode: Mode::Apply,
+        scans: Scans::new(wires.store.clone()),
+        journal,
+        trusted: Trusted::default(),
+        signer: Signer::ephemeral(),
+        clock,
+        instance,
+    };
+    let executor = Executor::new(parts)?;
+    let out = Out::new(wires.bus.clone());
+    executor.close_open_intents(&out).await?;
+    let (executor, out) = (&executor, &out);
+    let carried = decisions.iter().map(|decision| async move { (decision, executor.carry_out(decision, out).await) });
+    let mut carried = futures::stream::iter(carried).buffer_unordered(config.limits.acts_at_once.max(1));
+    let mut ended = Applied::default();
+    while let Some((decision, result)) = carried.next().await {
+        match result {
+            Ok(outcome) => ended.note(context.json(), &outcome)?,
+            Err(e) => {
+                ended.failed += 1;
+                eprintln!("failed    {}: {e}", decision.subject);
+            }
+        }
+    }
+    Ok(ended.exit(context.json()))
+}
+
+fn stopped(plan: &Plan, scan: ScanRef, config: &Config) -> Option<String> {
+    let totals = &plan.totals;
+    let report = trimtab_events::ScanReport {
+        scan,
+        target: plan.target.clone(),
+        scope: plan.scope.clone(),
+        complete: plan.complete,
+        shards: 0,
+        failed_shards: Default::default(),
+        topics: totals.topics,
+        bytes: totals.bytes,
+        unknown: totals.unknown,
+        verdicts: totals.verdicts.clone(),
+        proposed: totals.proposed,
+        candidates: 0,
+        operations: 0,
+        started_ms: plan.now_ms,
+        ended_ms: plan.now_ms,
+        stopped: None,
+    };
+    over_caps(&report, totals.topics, None, &config.caps)
+}
+
+#[derive(Default)]
+struct Applied {
+    done: u64,
+    pending: u64,
+    skipped: u64,
+    failed: u64,
+    ledgers: u64,
+    bytes: i64,
+}
+
+impl Applied {
+    fn note(&mut self, json: bool, outcome: &Outcome) -> anyhow::Result<()> {
+        match outcome.status {
+            Status::Done => self.done += 1,
+            Status::Pending => self.pending += 1,
+            Status::Skipped => self.skipped += 1,
+            Status::Failed => self.failed += 1,
+        }
+        self.ledgers += outcome.freed.len() as u64;
+        self.bytes += outcome.freed_bytes;
+        if json {
+            println!("{}", serde_json::to_string(outcome)?);
+            return Ok(());
+        }
+        let why: Vec<&str> = outcome.reasons.iter().map(|reason| reason.says.as_str()).collect();
+        let freed = match outcome.freed.as_slice() {
+            [] => String::new(),
+            ids => format!(" freed {ids:?}, {}", show_bytes(outcome.freed_bytes)),
+        };
+        println!(
+            "{:<8} {}{freed}{}{}",
+            outcome.status.name(),
+            outcome.subject,
+            if why.is_empty() { "" } else { ": " },
+            why.join("; ")
+        );
+        Ok(())
+    }
+
+    fn exit(&self, json: bool) -> Exit {
+        if !json {
+            println!(
+                "\n{} done, {} pending, {} skipped, {} failed; {} ledgers are gone, {} (one replica)",
+                self.done,
+                self.pending,
+                self.skipped,
+                self.failed,
+                self.ledgers,
+                show_bytes(self.bytes)
+            );
+        }
+        match (self.done, self.pending + self.skipped + self.failed) {
+            (_, 0) => Exit::Done,
+            (0, n) if n == self.failed => Exit::Failed,
+            _ => Exit::Partial,
+        }
+    }
+}
+
+/// `snapshot`
+pub(crate) async fn snapshot(context: &Context, args: SnapshotArgs) -> anyhow::Result<Exit> {
+    let mut config = context.global.config()?;
+    args.source.apply(&mut config);
+    let live = runtime::live(&config, None).await?;
+    let totals = write(&live.inventory, &args.scope.scope(), &args.out, Clock::system().now_ms()).await?;
+    println!(
+        "{}: {} topics of {} namespaces in {} lines, {} metadata operations",
+        args.out.display(),
+        totals.topics,
+        totals.shards,
+        totals.lines,
+        live.inventory.operations()
+    );
+    Ok(Exit::Done)
+}

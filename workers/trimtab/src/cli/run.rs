@@ -1,0 +1,402 @@
+//! `run`, `scan` and `confirm`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+use trimtab_bus::{Bus, Role};
+use trimtab_events::{ScanRef, Scope, Trigger};
+use uuid::Uuid;
+
+use super::args::{ConfirmArgs, RunArgs, ScanArgs};
+use super::runtime::{self, Live, Wires};
+use super::table::{self, Groups};
+use super::{Context, Exit, Usage};
+use crate::clock::Clock;
+use crate::config::{Config, RunMode, secret};
+use crate::http::{self, Check, Served};
+use crate::journal::{Entry, Journal, RecordKind};
+use crate::metrics::Metrics;
+use crate::plan::Planning;
+use crate::scans::{Gate, Scans, Tally};
+use crate::share::Share;
+use crate::sign::{Signer, Trusted};
+use crate::triggers::Triggers;
+use crate::worker::{self, LoopOptions, Out};
+use crate::workers::{Audit, Decider, Executor, ExecutorParts, Scanner, ScannerParts};
+
+/// Workers of one process, with everything they need.
+pub(crate) struct Process {
+    pub(crate) config: Config,
+    pub(crate) instance: String,
+    pub(crate) clock: Clock,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) wires: Wires,
+    pub(crate) scans: Scans,
+    pub(crate) stop: CancellationToken,
+    pub(crate) tasks: TaskTracker,
+}
+
+impl Process {
+    pub(crate) async fn open(config: Config, instance: String) -> anyhow::Result<Process> {
+        let wires = runtime::wires(&config, &instance).await?;
+        let scans = Scans::new(wires.store.clone());
+        Ok(Process {
+            config,
+            instance,
+            clock: Clock::system(),
+            metrics: Arc::new(Metrics::new()),
+            wires,
+            scans,
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        })
+    }
+
+    pub(crate) fn triggers(&self) -> Triggers {
+        Triggers::new(self.wires.bus.clone(), &self.config.pulsar.name, self.clock.clone(), &self.instance)
+    }
+
+    pub(crate) fn out(&self) -> Out {
+        Out::new(self.wires.bus.clone())
+    }
+
+    fn start(&self, worker: Arc<dyn worker::Worker>, at_once: usize) {
+        let options = LoopOptions { at_once, ..LoopOptions::default() };
+        let bus: Arc<dyn Bus> = self.wires.bus.clone();
+        self.tasks.spawn(worker::run(worker, bus, options, self.metrics.clone(), self.stop.clone()));
+    }
+
+    /// Starts the scanner, with its part of the cluster's limit.
+    pub(crate) async fn start_scanner(&self, live: &Live) -> anyhow::Result<()> {
+        let name = &self.config.pulsar.name;
+        if self.config.limits.metadata_rate > 0.0 {
+            let limit = self.config.limits.metadata_rate;
+            let store = self.wires.store.clone();
+            let share = Share::new(store, name, &self.instance, limit, live.pace.clone(), self.clock.clone());
+            share.speak().await?;
+            let stop = self.stop.clone();
+            self.tasks.spawn(async move {
+                tokio::select! { () = stop.cancelled() => {}, () = share.keep() => {} }
+                if let Err(e) = share.leave().await {
+                    warn!(error = %e, "the share of the metadata limit was not given back; it is free again in ten seconds");
+                }
+            });
+        }
+        let parts = ScannerParts {
+            target: name.clone(),
+            inventory: live.inventory.clone(),
+            policy: self.config.policy()?,
+            caps: self.config.caps,
+            store: self.wires.store.clone(),
+            clock: self.clock.clone(),
+            instance: self.instance.clone(),
+            metrics: self.metrics.clone(),
+        };
+        self.start(Arc::new(Scanner::new(parts)), 1);
+        Ok(())
+    }
+
+    pub(crate) fn start_decider(&self, signer: Signer) -> anyhow::Result<()> {
+        let policy = self.config.policy()?;
+        let decider = Decider::new(policy, signer, self.clock.clone(), &self.instance, self.metrics.clone());
+        self.start(Arc::new(decider), 4);
+        Ok(())
+    }
+
+    /// Starts the executor, after it has judged what a crash left open.
+    pub(crate) async fn start_executor(
+        &self,
+        live: &Live,
+        journal: Arc<Journal>,
+        trusted: Trusted,
+        signer: Signer,
+    ) -> anyhow::Result<()> {
+        let parts = ExecutorParts {
+            target: self.config.pulsar.name.clone(),
+            inventory: live.inventory.clone(),
+            act: Arc::new(live.act(&self.config)),
+            policy: self.config.policy()?,
+            caps: self.config.caps,
+            mode: self.config.mode.into(),
+            scans: self.scans.clone(),
+            journal,
+            trusted,
+            signer,
+            clock: self.clock.clone(),
+            instance: self.instance.clone(),
+        };
+        let executor = Executor::new(parts)?;
+        let closed = executor.close_open_intents(&self.out()).await?;
+        if closed > 0 {
+            warn!(
+                acts = closed,
+                "acts that were under way when the last executor ended have been judged by the metadata"
+            );
+        }
+        self.start(Arc::new(executor), self.config.limits.acts_at_once.max(1));
+        Ok(())
+    }
+
+    pub(crate) fn start_audit(&self, journal: Arc<Journal>, outcomes: bool, trusted: Trusted) {
+        let audit = Audit::new(journal, outcomes, trusted, self.scans.clone(), self.metrics.clone());
+        self.start(Arc::new(audit), 16);
+    }
+
+    /// Starts the HTTP server, if one is configured.
+    pub(crate) async fn start_http(
+        &self,
+        registry: prometheus::Registry,
+        triggers: Option<Triggers>,
+    ) -> anyhow::Result<()> {
+        let Some(address) = self.config.http.listen else { return Ok(()) };
+        let (listener, got) = http::listen(address).await?;
+        info!(address = %got, "health, metrics and webhooks");
+        let token = self.config.http.token_file.as_deref().map(secret).transpose()?;
+        let served = Served { registry, checks: vec![self.bus_check(), self.store_check()], triggers, token };
+        self.tasks.spawn(http::serve(listener, served, self.stop.clone()));
+        Ok(())
+    }
+
+    fn bus_check(&self) -> Check {
+        let bus = self.wires.bus.clone();
+        Arc::new(move || {
+            let bus = bus.clone();
+            Box::pin(async move { ("bus", bus.depth(Role::Audit).await.map(|_| ()).map_err(|e| e.to_string())) })
+        })
+    }
+
+    fn store_check(&self) -> Check {
+        let scans = self.scans.clone();
+        let target = self.config.pulsar.name.clone();
+        Arc::new(move || {
+            let (scans, target) = (scans.clone(), target.clone());
+            Box::pin(async move { ("store", scans.leader(&target).await.map(|_| ()).map_err(|e| e.to_string())) })
+        })
+    }
+
+    /// Stops everything and waits for what was begun.
+    pub(crate) async fn finish(self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+        #[cfg(feature = "nats")]
+        if let Some(nats) = &self.wires.nats
+            && let Err(e) = nats.flush().await
+        {
+            warn!(error = %e, "not all acknowledgements reached NATS; those events come again and are found to be done");
+        }
+    }
+}
+
+/// Cancels `stop` at SIGINT or SIGTERM; a second one ends the process at once.
+pub(crate) fn stop_on_signals(stop: &CancellationToken) {
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        signalled().await;
+        info!("stopping: finishing what was begun; once more ends it at once");
+        stop.cancel();
+        signalled().await;
+        std::process::exit(130);
+    });
+}
+
+async fn signalled() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut terminate) => tokio::select! { _ = tokio::signal::ctrl_c() => {}, _ = terminate.recv() => {} },
+        Err(_) => {
+            let _ = tokio::signal::ctrl_c().await;
+        }
+    }
+}
+
+/// `run`
+pub(crate) async fn run(context: &Context, args: RunArgs) -> anyhow::Result<Exit> {
+    let config = args.config(&context.global)?;
+    let scope = args.scope.scope();
+    match config.mode {
+        RunMode::DryRun => look(context, &config, &scope).await,
+        RunMode::Apply => act(context, config, scope).await,
+    }
+}
+
+/// Only looks: no event leaves this process, so no executor elsewhere acts on it.
+async fn look(context: &Context, config: &Config, scope: &Scope) -> anyhow::Result<Exit> {
+    let stop = CancellationToken::new();
+    stop_on_signals(&stop);
+    let clock = Clock::system();
+    let journal = config.pulsar.ask_brokers.then(|| runtime::journal(config, "plan", clock.clone())).transpose()?;
+    let live = runtime::live(config, journal).await?;
+    let policy = config.policy()?;
+    loop {
+        let planning = Planning {
+            inventory: live.inventory.as_ref(),
+            policy: &policy,
+            target: &config.pulsar.name,
+            scope,
+            now_ms: clock.now_ms(),
+            explain: false,
+        };
+        let mut groups = Groups::default();
+        let scan = ScanRef { id: Uuid::now_v7(), fence: 0 };
+        let planned = planning.run(scan, &mut |item| groups.add(&item)).await?;
+        if context.json() {
+            println!("{}", serde_json::to_string(&planned.report)?);
+        } else {
+            groups.print();
+            println!("\n{}\nOnly looked. Act with --apply.", table::totals(&planned.report));
+        }
+        let exit = if planned.report.complete && planned.report.unknown == 0 { Exit::Done } else { Exit::Partial };
+        let Some(every) = config.every else { return Ok(exit) };
+        tokio::select! { () = stop.cancelled() => return Ok(exit), () = tokio::time::sleep(every) => {} }
+    }
+}
+
+async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<Exit> {
+    let process = Process::open(config, runtime::instance()).await?;
+    stop_on_signals(&process.stop);
+    let journal = runtime::journal(&process.config, "executor", process.clock.clone())?;
+    let live = runtime::live(&process.config, Some(journal.clone())).await?;
+    let (decider, executor) = (Signer::ephemeral(), Signer::ephemeral());
+    let trust = |own: &Signer, more: &[String]| Trusted::new(more.iter().cloned().chain([own.public_key()]));
+    let deciders = trust(&decider, &process.config.keys.trusted_deciders)?;
+    let executors = trust(&executor, &process.config.keys.trusted_executors)?;
+    process.start_scanner(&live).await?;
+    process.start_decider(decider)?;
+    process.start_executor(&live, journal.clone(), deciders, executor).await?;
+    process.start_audit(journal, false, executors);
+    process.start_http(context.registry.clone(), Some(process.triggers())).await?;
+    let exit = match process.config.every {
+        None => once(context, &process, scope).await?,
+        Some(every) => {
+            #[cfg(feature = "nats")]
+            if let Some(nats) = &process.wires.nats {
+                process.tasks.spawn(crate::triggers::answer_requests(
+                    nats.client(),
+                    process.triggers(),
+                    process.stop.clone(),
+                ));
+            }
+            process.triggers().timer(Some(every), scope, process.scans.clone(), process.stop.clone()).await;
+            Exit::Done
+        }
+    };
+    process.finish().await;
+    Ok(exit)
+}
+
+/// One scan, and everything that comes of it.
+async fn once(context: &Context, process: &Process, scope: Scope) -> anyhow::Result<Exit> {
+    let scan = process.triggers().scan(scope, Trigger::Cli).await?;
+    let Some(gate) = ended(process, scan).await? else {
+        println!("Stopped before the scan's end. What was decided is not carried out; the next run begins anew.");
+        return Ok(Exit::Partial);
+    };
+    if let Some(why) = gate.closed() {
+        eprintln!("stopped before the first act: {why}");
+        return Ok(Exit::Stopped);
+    }
+    settled(process).await?;
+    let tally = process.scans.tally(scan).await?;
+    if context.json() {
+        println!("{}", serde_json::json!({ "scan": scan, "proposed": gate.proposed, "tally": tally }));
+    } else {
+        println!("{}", table::tally(&tally));
+    }
+    Ok(judged(&gate, &tally))
+}
+
+fn judged(gate: &Gate, tally: &Tally) -> Exit {
+    let of = |status: &str| tally.statuses.get(status).copied().unwrap_or(0);
+    let all: u64 = tally.statuses.values().sum();
+    match (of("done"), of("failed")) {
+        (done, 0) if done == all && !gate.incomplete => Exit::Done,
+        (0, failed) if failed > 0 && failed == all => Exit::Failed,
+        _ => Exit::Partial,
+    }
+}
+
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Waits for a scan's end; none when this process is stopped before.
+async fn ended(process: &Process, scan: Uuid) -> anyhow::Result<Option<Gate>> {
+    loop {
+        if let Some(gate) = process.scans.gate(scan).await? {
+            return Ok(Some(gate));
+        }
+        if process.wires.bus.dead(1000).await?.iter().any(|letter| letter.event.contains(&scan.to_string())) {
+            anyhow::bail!("the scan could not be made; the log says why");
+        }
+        tokio::select! { () = process.stop.cancelled() => return Ok(None), () = tokio::time::sleep(LOOK_EVERY) => {} }
+    }
+}
+
+/// Waits until nothing is on its way any more.
+async fn settled(process: &Process) -> anyhow::Result<()> {
+    let mut quiet = 0;
+    while quiet < 3 {
+        let mut depth = 0;
+        for role in [Role::Decider, Role::Executor, Role::Audit] {
+            depth += process.wires.bus.depth(role).await?;
+        }
+        quiet = if depth == 0 { quiet + 1 } else { 0 };
+        tokio::select! { () = process.stop.cancelled() => return Ok(()), () = tokio::time::sleep(LOOK_EVERY) => {} }
+    }
+    Ok(())
+}
+
+/// `scan`
+pub(crate) async fn scan(context: &Context, args: ScanArgs) -> anyhow::Result<Exit> {
+    let mut config = context.global.config()?;
+    args.bus.apply(&mut config);
+    if config.nats.url.as_deref().is_none_or(|url| url == "spawn") {
+        anyhow::bail!(Usage(
+            "`scan` asks running scanners over NATS: give --nats URL. In one process, use `run`".to_owned()
+        ));
+    }
+    let process = Process::open(config, runtime::instance()).await?;
+    stop_on_signals(&process.stop);
+    let scan = process.triggers().scan(args.scope.scope(), Trigger::Cli).await?;
+    let exit = match args.wait {
+        false => {
+            println!(
+                "{}",
+                if context.json() { serde_json::json!({ "scan": scan }).to_string() } else { format!("scan {scan}") }
+            );
+            Exit::Done
+        }
+        true => match ended(&process, scan).await? {
+            None => Exit::Partial,
+            Some(gate) => {
+                println!("{}", serde_json::to_string(&gate)?);
+                if gate.closed().is_some() { Exit::Stopped } else { Exit::Done }
+            }
+        },
+    };
+    process.finish().await;
+    Ok(exit)
+}
+
+/// `confirm`
+pub(crate) async fn confirm(context: &Context, args: ConfirmArgs) -> anyhow::Result<Exit> {
+    let mut config = context.global.config()?;
+    args.bus.apply(&mut config);
+    let process = Process::open(config, runtime::instance()).await?;
+    let journal = runtime::journal(&process.config, "confirm", process.clock.clone())?;
+    let body = serde_json::json!({ "scan": args.scan, "by": args.by });
+    let entry = Entry {
+        kind: RecordKind::Confirm,
+        id: args.scan.to_string(),
+        subject: String::new(),
+        trace_id: String::new(),
+        body,
+    };
+    journal.write(entry).await?;
+    let gate = process.scans.confirm(args.scan, &args.by).await?;
+    println!("Confirmed: {} acts of scan {} may be carried out.", gate.proposed.acts, args.scan);
+    process.finish().await;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,325 @@
+//! Wiring: from a configuration to a target, a bus, a store and a record.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use futures::future::{BoxFuture, FutureExt};
+use trimtab_bus::{Bus, BusOptions, InProcess, SqliteStore, Store};
+use trimtab_events::{LedgerCandidate, Retention};
+use trimtab_targets::pulsar::{
+    ActOptions, Admin, AdminOptions, AskPolicies, Connection, PulsarAct, PulsarInventory, Settings, Tls, TopicName,
+    TopicPolicies, Zk, ZkOptions, topic_policies_file,
+};
+use trimtab_targets::{Class, Pace, TargetError};
+
+use super::Usage;
+use crate::clock::Clock;
+use crate::config::{Config, secret};
+use crate::journal::{Entry, Journal, RecordKind};
+
+/// A live target.
+pub(crate) struct Live {
+    pub(crate) inventory: Arc<PulsarInventory>,
+    pub(crate) admin: Arc<Admin>,
+    pub(crate) pace: Arc<Pace>,
+}
+
+impl Live {
+    pub(crate) fn act(&self, config: &Config) -> PulsarAct {
+        let options = ActOptions { settle: config.limits.settle, ..ActOptions::default() };
+        PulsarAct::new(self.admin.clone(), self.inventory.clone(), options)
+    }
+}
+
+/// Connects to the configured target. `journal` is where evidence goes before brokers are asked for anything.
+pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyhow::Result<Live> {
+    let address = config.pulsar.metadata.as_deref().ok_or_else(|| {
+        Usage(
+            "no metadata address is known: give --from zk://host:port, or set pulsar.metadata in the configuration"
+                .to_owned(),
+        )
+    })?;
+    let mut connection = Connection::parse(address).map_err(|e| Usage(e.to_string()))?;
+    secure(&mut connection, config)?;
+    let pace = Arc::new(Pace::new(config.limits.metadata_rate).map_err(|e| Usage(e.to_string()))?);
+    let options = ZkOptions { sessions: config.limits.sessions, window: config.limits.window, ..ZkOptions::default() };
+    let admin = Arc::new(Admin::new(admin_options(config)?)?);
+    let ask = match (config.pulsar.ask_brokers, journal) {
+        (true, Some(journal)) => Some(Arc::new(Asking { admin: admin.clone(), journal }) as Arc<dyn AskPolicies>),
+        (true, None) => anyhow::bail!(Usage("--ask-brokers needs a record to keep the evidence in".to_owned())),
+        (false, _) => None,
+    };
+    let zk = Zk::connect(connection, options, pace.clone()).await?;
+    let inventory = Arc::new(PulsarInventory::new(zk, settings(config)?, ask));
+    Ok(Live { inventory, admin, pace })
+}
+
+fn secure(connection: &mut Connection, config: &Config) -> anyhow::Result<()> {
+    let pulsar = &config.pulsar;
+    connection.digest = pulsar.zk_digest_file.as_deref().map(secret).transpose()?;
+    if let Some(file) = &pulsar.zk_sasl_file {
+        let text = secret(file)?;
+        let pair = text.split_once(':').map(|(user, password)| (user.to_owned(), password.to_owned()));
+        connection.sasl = Some(pair.ok_or_else(|| Usage(format!("{} does not hold user:password", file.display())))?);
+    }
+    if pulsar.zk_ca_file.is_some() || pulsar.zk_cert_file.is_some() {
+        let ca = pulsar.zk_ca_file.as_deref().map(secret).transpose()?;
+        let identity = match (&pulsar.zk_cert_file, &pulsar.zk_key_file) {
+            (Some(cert), Some(key)) => Some((secret(cert)?, secret(key)?)),
+            (None, None) => None,
+            _ => anyhow::bail!(Usage("zk_cert_file and zk_key_file go together".to_owned())),
+        };
+        connection.tls = Some(Tls { ca, identity });
+    }
+    Ok(())
+}
+
+/// What only a broker's configuration says, as configured.
+pub(crate) fn settings(config: &Config) -> anyhow::Result<Settings> {
+    let pulsar = &config.pulsar;
+    let topic_policies = match &pulsar.topic_policies_file {
+        Some(file) => {
+            let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+            let known = topic_policies_file(&text).map_err(|why| Usage(format!("{}: {why}", file.display())))?;
+            Some(Arc::new(known))
+        }
+        None => None,
+    };
+    Ok(Settings {
+        default_retention: Retention { minutes: pulsar.default_retention_minutes, mib: pulsar.default_retention_mib },
+        default_ttl_s: pulsar.default_ttl_s,
+        default_offload_deletion_lag_ms: pulsar.default_offload_deletion_lag_ms,
+        replicator_prefix: pulsar.replicator_prefix.clone(),
+        system_cursors: pulsar.system_cursors.clone(),
+        ledgers_root: pulsar.ledgers_root.clone(),
+        topic_policies,
+    })
+}
+
+fn admin_options(config: &Config) -> anyhow::Result<AdminOptions> {
+    let pulsar = &config.pulsar;
+    let read = |path: &Path| std::fs::read(path).with_context(|| format!("reading {}", path.display()));
+    let identity_pem = match (&pulsar.cert_file, &pulsar.key_file) {
+        (Some(cert), Some(key)) => Some([read(cert)?, read(key)?].concat()),
+        (None, None) => None,
+        _ => anyhow::bail!(Usage("cert_file and key_file go together".to_owned())),
+    };
+    Ok(AdminOptions {
+        urls: pulsar.admin.clone(),
+        allowed_hosts: pulsar.allowed_hosts.clone(),
+        token: pulsar.token_file.as_deref().map(secret).transpose()?,
+        ca_pem: pulsar.ca_file.as_deref().map(read).transpose()?,
+        identity_pem,
+        timeout: config.limits.broker_timeout,
+        concurrency: config.limits.broker_concurrency,
+        rate: config.limits.broker_rate,
+        ..AdminOptions::default()
+    })
+}
+
+/// Asks brokers for topic policies, after the evidence was recorded.
+struct Asking {
+    admin: Arc<Admin>,
+    journal: Arc<Journal>,
+}
+
+impl AskPolicies for Asking {
+    fn topic_policies<'a>(&'a self, name: &'a TopicName) -> BoxFuture<'a, Result<TopicPolicies, TargetError>> {
+        self.admin.topic_policies(name).boxed()
+    }
+
+    fn record<'a>(&'a self, evidence: &'a [LedgerCandidate]) -> BoxFuture<'a, Result<(), TargetError>> {
+        async move {
+            let written = evidence.iter().map(|topic| {
+                let body = serde_json::to_value(topic).unwrap_or_default();
+                self.journal.write(Entry {
+                    kind: RecordKind::Evidence,
+                    id: String::new(),
+                    subject: topic.subject.clone(),
+                    trace_id: String::new(),
+                    body,
+                })
+            });
+            futures::future::try_join_all(written)
+                .await
+                .map_err(|e| TargetError::new(Class::Transient, "recording the evidence before asking a broker", e))?;
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+/// The record of a role in the state folder.
+pub(crate) fn journal(config: &Config, name: &str, clock: Clock) -> anyhow::Result<Arc<Journal>> {
+    let path = config.state_dir()?.join("audit").join(format!("{name}.jsonl"));
+    Ok(Arc::new(Journal::open(&path, clock)?))
+}
+
+/// A name for this process in records: host and process id.
+pub(crate) fn instance() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = if host.trim().is_empty() { "host" } else { host.trim() };
+    format!("{host}-{}", std::process::id())
+}
+
+/// A bus and a store, and whatever keeps them going.
+pub(crate) struct Wires {
+    pub(crate) bus: Arc<dyn Bus>,
+    pub(crate) store: Arc<dyn Store>,
+    #[cfg(feature = "nats")]
+    pub(crate) nats: Option<Arc<trimtab_bus::JetStream>>,
+    #[cfg(feature = "nats")]
+    _server: Option<nats::Spawned>,
+}
+
+/// The queues' numbers. Deliveries are not tries: an event that has to wait for a scan's end is given back without fault, so the
+/// bus gives up only what crashed its worker very often.
+fn bus_options(config: &Config) -> BusOptions {
+    let most = config.caps.max_acts.saturating_add(10_000);
+    BusOptions { max_deliver: 1_000, queue_events: most, ..BusOptions::default() }
+}
+
+/// Opens the configured bus and store.
+pub(crate) async fn wires(config: &Config, instance: &str) -> anyhow::Result<Wires> {
+    let Some(url) = &config.nats.url else {
+        let folder = config.state_dir()?;
+        std::fs::create_dir_all(&folder).with_context(|| format!("making the state folder {}", folder.display()))?;
+        return Ok(Wires {
+            bus: Arc::new(InProcess::new(bus_options(config))),
+            store: Arc::new(SqliteStore::open(folder.join("state.db"))?),
+            #[cfg(feature = "nats")]
+            nats: None,
+            #[cfg(feature = "nats")]
+            _server: None,
+        });
+    };
+    #[cfg(feature = "nats")]
+    return nats::wires(config, url, instance).await;
+    #[cfg(not(feature = "nats"))]
+    {
+        let _ = instance;
+        anyhow::bail!(Usage(format!("this build cannot reach {url}; build it with the feature nats")));
+    }
+}
+
+#[cfg(feature = "nats")]
+mod nats {
+    //! The bus over NATS, and a server of one's own.
+
+    use std::path::PathBuf;
+    use std::process::{Child, Command, Stdio};
+    use std::time::Duration;
+
+    use anyhow::Context as _;
+    use trimtab_bus::{Credentials, JetStream, NatsOptions, Tls};
+
+    use super::{Arc, Config, Usage, Wires, bus_options, secret};
+
+    pub(super) async fn wires(config: &Config, url: &str, instance: &str) -> anyhow::Result<Wires> {
+        let (server, url) = match url {
+            "spawn" => {
+                let server = Spawned::start(config).await?;
+                let url = server.url.clone();
+                (Some(server), url)
+            }
+            url => (None, url.to_owned()),
+        };
+        let nats = Arc::new(JetStream::connect(options(config, &url, instance)?).await?);
+        Ok(Wires { bus: nats.clone(), store: Arc::new(nats.store()), nats: Some(nats), _server: server })
+    }
+
+    fn options(config: &Config, url: &str, instance: &str) -> anyhow::Result<NatsOptions> {
+        let nats = &config.nats;
+        let credentials = match (&nats.user, &nats.password_file, &nats.nkey_file, &nats.creds_file) {
+            (Some(user), Some(file), None, None) => {
+                Credentials::UserPassword { user: user.clone(), password: secret(file)? }
+            }
+            (None, None, Some(file), None) => Credentials::NkeySeedFile(file.clone()),
+            (None, None, None, Some(file)) => Credentials::CredsFile(file.clone()),
+            (None, None, None, None) => Credentials::None,
+            _ => anyhow::bail!(Usage(
+                "give one of nats.user with nats.password_file, nats.nkey_file, nats.creds_file".to_owned()
+            )),
+        };
+        Ok(NatsOptions {
+            servers: url.split(',').map(|url| url.trim().to_owned()).collect(),
+            credentials,
+            tls: Tls {
+                ca: nats.ca_file.clone(),
+                cert: nats.cert_file.clone(),
+                key: nats.key_file.clone(),
+                required: nats.ca_file.is_some() || nats.cert_file.is_some(),
+            },
+            inbox_prefix: nats.inbox_prefix.clone(),
+            name: format!("trimtab-{instance}"),
+            replicas: nats.replicas,
+            bus: bus_options(config),
+            create: nats.create,
+            ..NatsOptions::default()
+        })
+    }
+
+    /// A server for this process alone, stopped with it.
+    pub(super) struct Spawned {
+        child: Child,
+        url: String,
+    }
+
+    /// How long it may take to start.
+    const START: Duration = Duration::from_secs(10);
+
+    impl Spawned {
+        async fn start(config: &Config) -> anyhow::Result<Spawned> {
+            let folder = config.state_dir()?.join("nats");
+            let ports = folder.join("ports");
+            std::fs::create_dir_all(&ports).with_context(|| format!("making {}", ports.display()))?;
+            for old in std::fs::read_dir(&ports)?.flatten() {
+                let _ = std::fs::remove_file(old.path());
+            }
+            let text = format!(
+                "listen: \"127.0.0.1:-1\"\nports_file_dir: {:?}\nlog_file: {:?}\n\
+                 jetstream {{ store_dir: {:?}, sync_interval: always }}\n",
+                ports,
+                folder.join("server.log"),
+                folder.join("store"),
+            );
+            let conf = folder.join("server.conf");
+            std::fs::write(&conf, text).with_context(|| format!("writing {}", conf.display()))?;
+            let child = Command::new("nats-server")
+                .arg("-c")
+                .arg(&conf)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn();
+            let child = child.context("starting nats-server; it must be on the PATH for --nats spawn")?;
+            let mut spawned = Spawned { child, url: String::new() };
+            let started = tokio::time::Instant::now();
+            while started.elapsed() < START {
+                if let Some(status) = spawned.child.try_wait()? {
+                    anyhow::bail!("nats-server ended at once ({status}); see {}", folder.join("server.log").display());
+                }
+                if let Some(url) = port_file(&ports) {
+                    spawned.url = url;
+                    return Ok(spawned);
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            anyhow::bail!("nats-server did not say its port within {} s", START.as_secs())
+        }
+    }
+
+    fn port_file(folder: &PathBuf) -> Option<String> {
+        let file = std::fs::read_dir(folder).ok()?.flatten().next()?;
+        let value: serde_json::Value = serde_json::from_slice(&std::fs::read(file.path()).ok()?).ok()?;
+        value["nats"][0].as_str().map(str::to_owned)
+    }
+
+    impl Drop for Spawned {
+        fn drop(&mut self) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

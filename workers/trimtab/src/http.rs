@@ -1,0 +1,161 @@
+//! The HTTP server: health, metrics, and the two calls that start something.
+//!
+//! `GET /livez`, `/readyz` (`?verbose`), `/metrics`; `POST /v1/scans` (a scope, or an Alertmanager notification) and
+//! `POST /v1/trims` (one topic, PIP-219's TrimLedger), both through the same scanner, decider and executor as everything else.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use trimtab_events::{Scope, Trigger};
+use trimtab_targets::Class;
+
+use crate::telemetry::Telemetry;
+use crate::triggers::{Triggers, scopes_of};
+use crate::worker::Failure;
+
+/// One thing that must work for this process to take work; its name, and why it does not.
+pub type Check = Arc<dyn Fn() -> BoxFuture<'static, (&'static str, Result<(), String>)> + Send + Sync>;
+
+/// What the server serves.
+#[derive(Clone)]
+pub struct Served {
+    /// The metrics.
+    pub registry: prometheus::Registry,
+    /// Checks of readiness.
+    pub checks: Vec<Check>,
+    /// What calls start; none in roles that start nothing.
+    pub triggers: Option<Triggers>,
+    /// The token that calls must carry.
+    pub token: Option<String>,
+}
+
+/// Requests larger than this are refused.
+const MAX_BODY: usize = 1024 * 1024;
+
+/// The routes.
+pub fn routes(served: Served) -> Router {
+    let mut router = Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics));
+    if served.triggers.is_some() {
+        router = router.route("/v1/scans", post(scans)).route("/v1/trims", post(trims));
+    }
+    router.layer(axum::extract::DefaultBodyLimit::max(MAX_BODY)).with_state(served)
+}
+
+/// Listens; the address it got.
+///
+/// # Errors
+/// When the address cannot be had.
+pub async fn listen(address: SocketAddr) -> Result<(tokio::net::TcpListener, SocketAddr), Failure> {
+    let failed = |e: std::io::Error| Failure::new(Class::Invalid, format!("listening on {address}: {e}"));
+    let listener = tokio::net::TcpListener::bind(address).await.map_err(failed)?;
+    let got = listener.local_addr().map_err(failed)?;
+    Ok((listener, got))
+}
+
+/// Serves until `stop`, then finishes what was begun.
+pub async fn serve(listener: tokio::net::TcpListener, served: Served, stop: CancellationToken) {
+    let stopped = async move { stop.cancelled().await };
+    if let Err(e) = axum::serve(listener, routes(served)).with_graceful_shutdown(stopped).await {
+        tracing::warn!(error = %e, "the HTTP server ended");
+    }
+}
+
+async fn ready(
+    State(served): State<Served>,
+    Query(query): Query<std::collections::BTreeMap<String, String>>,
+) -> Response {
+    let mut lines = Vec::new();
+    let mut ready = true;
+    for check in &served.checks {
+        let (name, result) = check().await;
+        ready &= result.is_ok();
+        lines.push(match result {
+            Ok(()) => format!("[+] {name} ok"),
+            Err(why) => format!("[-] {name} failed: {why}"),
+        });
+    }
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let verbose = query.contains_key("verbose") || !ready;
+    let text = if verbose { lines.join("\n") + "\n" } else { "ok\n".to_owned() };
+    (status, text).into_response()
+}
+
+async fn metrics(State(served): State<Served>) -> Response {
+    match Telemetry::page(&served.registry) {
+        Ok(page) => ([("content-type", "text/plain; version=0.0.4")], page).into_response(),
+        Err(e) => problem(StatusCode::INTERNAL_SERVER_ERROR, &e.to_string()),
+    }
+}
+
+fn problem(status: StatusCode, why: &str) -> Response {
+    (status, Json(json!({ "error": why }))).into_response()
+}
+
+fn refused(e: &Failure) -> Response {
+    let status = match e {
+        Failure::Failed { class: Class::Invalid, .. } => StatusCode::BAD_REQUEST,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    problem(status, &e.to_string())
+}
+
+/// Whether a call carries the token, where one is set. Compared in a time that does not depend on where they differ.
+fn allowed(served: &Served, headers: &HeaderMap) -> bool {
+    let Some(token) = &served.token else { return true };
+    let given = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let given = given.strip_prefix("Bearer ").unwrap_or_default();
+    let same = given.bytes().zip(token.bytes()).fold(0, |acc, (a, b)| acc | (a ^ b));
+    given.len() == token.len() && same == 0
+}
+
+async fn scans(State(served): State<Served>, headers: HeaderMap, body: Bytes) -> Response {
+    let Some(triggers) = served.triggers.as_ref().filter(|_| allowed(&served, &headers)) else {
+        return problem(StatusCode::UNAUTHORIZED, "this call needs the token as a bearer");
+    };
+    let (scopes, trigger) = match scopes_of(&body) {
+        Ok(found) => found,
+        Err(e) => return refused(&e),
+    };
+    let mut ids = Vec::new();
+    for scope in scopes {
+        match triggers.scan(scope, trigger).await {
+            Ok(id) => ids.push(id),
+            Err(e) => return refused(&e),
+        }
+    }
+    (StatusCode::ACCEPTED, Json(json!({ "scans": ids }))).into_response()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Trim {
+    topic: String,
+}
+
+async fn trims(State(served): State<Served>, headers: HeaderMap, body: Bytes) -> Response {
+    let Some(triggers) = served.triggers.as_ref().filter(|_| allowed(&served, &headers)) else {
+        return problem(StatusCode::UNAUTHORIZED, "this call needs the token as a bearer");
+    };
+    let trim: Trim = match serde_json::from_slice(&body) {
+        Ok(trim) => trim,
+        Err(e) => return problem(StatusCode::BAD_REQUEST, &format!("expected {{\"topic\": \"persistent://…\"}}: {e}")),
+    };
+    let scope = Scope { topic: Some(trim.topic), ..Scope::default() };
+    match triggers.scan(scope, Trigger::Http).await {
+        Ok(id) => (StatusCode::ACCEPTED, Json(json!({ "scan": id }))).into_response(),
+        Err(e) => refused(&e),
+    }
+}

@@ -1,0 +1,143 @@
+//! Planning: reads, decides, and hands the items over one after the other. Nothing is called, nothing is kept.
+
+use futures::StreamExt;
+use trimtab_events::{PlanItem, ScanRef, ScanReport, Scope, TopicClass, Verdict};
+use trimtab_policy::{Context, Policy, check, decide, needs};
+use trimtab_targets::{Inventory, Item, Reads, TargetError};
+
+use crate::workers::count;
+
+/// What a plan is made from.
+pub struct Planning<'a> {
+    /// What is read.
+    pub inventory: &'a dyn Inventory,
+    /// What decides.
+    pub policy: &'a Policy,
+    /// Name of the target.
+    pub target: &'a str,
+    /// What is looked at.
+    pub scope: &'a Scope,
+    /// The moment that ages count from, milliseconds since 1970.
+    pub now_ms: i64,
+    /// Kept topics too, with everything read of them.
+    pub explain: bool,
+}
+
+/// What a plan found, apart from its items.
+#[derive(Debug)]
+pub struct Planned {
+    /// The counts.
+    pub report: ScanReport,
+    /// Topics of users among them.
+    pub user_topics: u64,
+    /// What could not be read.
+    pub problems: Vec<String>,
+}
+
+/// How many problems a plan lists.
+const MAX_PROBLEMS: usize = 100;
+
+impl Planning<'_> {
+    /// Plans, handing over the items shard by shard, by name within a shard (a snapshot: in its own order). `scan` names the plan
+    /// in its decisions.
+    ///
+    /// # Errors
+    /// When the target cannot be read at all, or a snapshot is damaged. A live shard that cannot be read is a problem of the plan.
+    pub async fn run(&self, scan: ScanRef, each: &mut dyn FnMut(PlanItem)) -> Result<Planned, TargetError> {
+        let report = ScanReport {
+            scan,
+            target: self.target.to_owned(),
+            scope: self.scope.clone(),
+            complete: true,
+            shards: 0,
+            failed_shards: Default::default(),
+            topics: 0,
+            bytes: 0,
+            unknown: 0,
+            verdicts: Default::default(),
+            proposed: Default::default(),
+            candidates: 0,
+            operations: 0,
+            started_ms: self.now_ms,
+            ended_ms: self.now_ms,
+            stopped: None,
+        };
+        let mut planned = Planned { report, user_topics: 0, problems: Vec::new() };
+        let shards = self.inventory.shards(self.scope).await?;
+        // A snapshot is one shard and cannot be sorted in memory; a namespace can.
+        let whole = shards.iter().any(String::is_empty);
+        for shard in shards {
+            let mut items = Vec::new();
+            let read = self
+                .shard(&shard, scan, &mut planned, &mut |item| if whole { each(item) } else { items.push(item) })
+                .await;
+            match read {
+                Ok(()) => planned.report.shards += 1,
+                Err(e) if whole => return Err(e),
+                Err(e) => planned.problem(format!("namespace {shard} could not be read: {e}")),
+            }
+            items.sort_by(|a: &PlanItem, b| a.subject.cmp(&b.subject));
+            items.into_iter().for_each(&mut *each);
+        }
+        planned.report.operations = self.inventory.operations();
+        Ok(planned)
+    }
+
+    async fn shard(
+        &self,
+        shard: &str,
+        scan: ScanRef,
+        planned: &mut Planned,
+        each: &mut (dyn FnMut(PlanItem) + '_),
+    ) -> Result<(), TargetError> {
+        let context = Context { scan, target: self.target, now_ms: self.now_ms };
+        let reads = |topic: &trimtab_events::LedgerCandidate| {
+            if self.explain {
+                return Reads::ALL;
+            }
+            let needs = needs(topic, self.policy, &context);
+            Reads { last: needs.last, cursors: needs.cursors, partition: needs.partition }
+        };
+        let mut items = self.inventory.scan(shard, self.scope, &reads);
+        while let Some(item) = items.next().await {
+            let topic = match item? {
+                Item::Topic(topic) => topic,
+                Item::Problem(problem) => {
+                    planned.problem(problem);
+                    continue;
+                }
+            };
+            let decision = decide(&topic, self.policy, &context);
+            count(&mut planned.report, &topic, &decision);
+            planned.user_topics += u64::from(topic.class == TopicClass::User);
+            let acts = decision.verdict.acts();
+            if acts && let Err(violation) = check(&decision, &topic, self.now_ms) {
+                planned.problem(format!("{}: left out, it would break a promise: {violation}", topic.subject));
+                continue;
+            }
+            if !(acts || self.explain || matches!(decision.verdict, Verdict::Blocked | Verdict::Report)) {
+                continue;
+            }
+            each(PlanItem {
+                kind: "topic".to_owned(),
+                subject: decision.subject.clone(),
+                verdict: decision.verdict,
+                ledgers: decision.ledgers.clone(),
+                bytes: decision.bytes,
+                holder: decision.holder.clone(),
+                reasons: decision.reasons.clone(),
+                decision: acts.then_some(decision),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Planned {
+    fn problem(&mut self, says: String) {
+        self.report.complete = false;
+        if self.problems.len() < MAX_PROBLEMS {
+            self.problems.push(says);
+        }
+    }
+}

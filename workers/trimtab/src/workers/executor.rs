@@ -1,0 +1,470 @@
+//! Carries out decisions: looks again, decides again, sets aside a budget, records the intent, acts, and judges by looking once more.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt};
+use tokio::sync::Mutex;
+use tracing::{Instrument, Span, info, info_span, warn};
+use trimtab_bus::Role;
+use trimtab_events::{
+    Body, Decision, Event, LastLedger, LedgerCandidate, Outcome, Reason, Status, TopicState, Verdict, event_id,
+};
+use trimtab_policy::{Context, Policy, check, decide};
+use trimtab_targets::{Act, Class, Inventory, Mode, Permit, TargetError};
+
+use super::source;
+use crate::clock::{Clock, timestamp};
+use crate::config::Caps;
+use crate::journal::{self, Entry, Journal, JournalError, RecordKind};
+use crate::scans::{Revisit, Scans};
+use crate::sign::{Signer, Trusted};
+use crate::telemetry;
+use crate::worker::{Failure, Out, Worker};
+
+/// What an executor is made of.
+pub struct ExecutorParts {
+    /// Name of the target.
+    pub target: String,
+    /// Looks.
+    pub inventory: Arc<dyn Inventory>,
+    /// Acts.
+    pub act: Arc<dyn Act>,
+    /// Decides again.
+    pub policy: Policy,
+    /// Limits on what is carried out of one scan.
+    pub caps: Caps,
+    /// Whether anything may be changed.
+    pub mode: Mode,
+    /// Gates and budgets.
+    pub scans: Scans,
+    /// The record.
+    pub journal: Arc<Journal>,
+    /// Whose decisions are obeyed.
+    pub trusted: Trusted,
+    /// Signs outcomes.
+    pub signer: Signer,
+    /// The clock.
+    pub clock: Clock,
+    /// Name of this process.
+    pub instance: String,
+}
+
+/// The executor.
+pub struct Executor {
+    parts: ExecutorParts,
+    source: String,
+    /// Intents in the journal, by decision and scan; true once their outcome is recorded as well.
+    intents: Mutex<HashMap<String, bool>>,
+    /// The journal could not be written: nothing is taken until it can.
+    stuck: AtomicBool,
+}
+
+/// Why an act is not carried out, or how it ended.
+struct Ended {
+    status: Status,
+    reasons: Vec<Reason>,
+    before: Option<TopicState>,
+    after: Option<TopicState>,
+    unloaded: bool,
+}
+
+impl Ended {
+    fn skipped(rule: &str, says: impl Into<String>) -> Ended {
+        let reasons = vec![reason(rule, says)];
+        Ended { status: Status::Skipped, reasons, before: None, after: None, unloaded: false }
+    }
+}
+
+fn reason(rule: &str, says: impl Into<String>) -> Reason {
+    Reason { rule: rule.to_owned(), says: says.into(), inputs: Default::default() }
+}
+
+impl Executor {
+    /// An executor. Reads the journal for acts that a crash left without an outcome; [`Executor::close_open_intents`] judges them.
+    ///
+    /// # Errors
+    /// When the journal cannot be read.
+    pub fn new(parts: ExecutorParts) -> Result<Executor, JournalError> {
+        let mut intents = HashMap::new();
+        journal::read(parts.journal.path(), |record| match record.kind {
+            RecordKind::Intent => {
+                intents.entry(intent_of(&record.body)).or_insert(false);
+            }
+            RecordKind::Outcome => {
+                intents.insert(outcome_key(&record.body), true);
+            }
+            _ => {}
+        })?;
+        let source = source("executor", &parts.instance);
+        Ok(Executor { source, parts, intents: Mutex::new(intents), stuck: AtomicBool::new(false) })
+    }
+
+    fn now_ms(&self) -> i64 {
+        self.parts.clock.now_ms()
+    }
+
+    /// Judges acts that were begun before a crash, by looking at the target. How many there were.
+    ///
+    /// # Errors
+    /// When the target or the bus cannot be reached; it is tried again at the next start.
+    pub async fn close_open_intents(&self, out: &Out) -> Result<usize, Failure> {
+        let mut open: Vec<(Decision, Option<TopicState>)> = Vec::new();
+        let known = self.intents.lock().await.clone();
+        let read = journal::read(self.parts.journal.path(), |record| {
+            if record.kind == RecordKind::Intent
+                && known.get(&intent_of(&record.body)) == Some(&false)
+                && let Ok(decision) = serde_json::from_value::<Decision>(record.body["decision"].clone())
+            {
+                let before = serde_json::from_value(record.body["before"].clone()).ok();
+                open.push((decision, before));
+            }
+        });
+        read?;
+        for (decision, before) in &open {
+            let topic = self.parts.inventory.observe(&decision.subject).await?;
+            let after = topic.as_ref().map(state_of);
+            let says = "the executor was stopped during the act; this was read after its restart";
+            let shown =
+                after.as_ref().is_none_or(|after| !decision.ledgers.iter().any(|id| after.ledgers.contains(id)));
+            let status = if shown { Status::Done } else { Status::Failed };
+            let ended = Ended {
+                status,
+                reasons: vec![reason("restart", says)],
+                before: before.clone(),
+                after,
+                unloaded: false,
+            };
+            let started = decision.decided_ms;
+            self.finish(decision, ended, started, out).await?;
+        }
+        Ok(open.len())
+    }
+
+    /// Carries out one decision, or says why not.
+    ///
+    /// # Errors
+    /// When something failed before the act: nothing was done, and it may be tried again.
+    pub async fn carry_out(&self, decision: &Decision, out: &Out) -> Result<Outcome, Failure> {
+        let started = self.now_ms();
+        let key = intent_key(decision);
+        let ended = match self.intents.lock().await.get(&key) {
+            // It came again after a crash or a lost acknowledgement: it is done, and its outcome is recorded.
+            Some(_) => Ended::skipped("repeated", "it was carried out before"),
+            None => self.attempt(decision).await?,
+        };
+        self.finish(decision, ended, started, out).await
+    }
+
+    async fn may_act(&self) -> Result<bool, Failure> {
+        let Some(leader) = self.parts.scans.leader(&self.parts.target).await? else { return Ok(false) };
+        if !leader.ended {
+            return Ok(self.now_ms().saturating_sub(leader.at_ms) > LEADER_SILENCE_MS);
+        }
+        let gate = self.parts.scans.gate(leader.scan.id).await?;
+        Ok(gate.is_none_or(|gate| gate.closed().is_none()))
+    }
+
+    async fn attempt(&self, decision: &Decision) -> Result<Ended, Failure> {
+        let parts = &self.parts;
+        let Some(permit) = Permit::for_mode(parts.mode) else {
+            return Ok(Ended::skipped("dry-run", "this executor only looks; it acts with --apply"));
+        };
+        let topic = match parts.inventory.observe(&decision.subject).await? {
+            Some(topic) => topic,
+            None => return Ok(Ended::skipped("gone", "it does not exist any more")),
+        };
+        let context = Context { scan: decision.scan, target: &parts.target, now_ms: self.now_ms() };
+        let again = decide(&topic, &parts.policy, &context);
+        if let Some(changed) = difference(decision, &again) {
+            let mut ended = Ended::skipped("changed", changed);
+            ended.reasons.extend(again.reasons);
+            return Ok(ended);
+        }
+        if let Err(violation) = check(&again, &topic, context.now_ms) {
+            warn!(subject = decision.subject, %violation, "a decision would break a promise; this is a bug in the rules");
+            return Ok(Ended::skipped("check", format!("it would break a promise: {violation}")));
+        }
+        if context.now_ms > decision.expires_ms || context.now_ms < decision.not_before_ms {
+            return Ok(Ended::skipped("expired", "it is not valid at this moment; the next scan decides anew"));
+        }
+        let bytes = u64::try_from(again.bytes).unwrap_or(0);
+        if !parts.scans.reserve(decision.scan.id, bytes, &parts.caps).await? {
+            let says = "carrying it out would cross max_acts or max_bytes for its scan";
+            return Ok(Ended::skipped("caps", says));
+        }
+        let before = state_of(&topic);
+        self.intend(&again, &before).await?;
+        Ok(self.act(&again, &topic, before, &permit).await)
+    }
+
+    /// Records what is about to be done. It is on disk when this returns; without that, nothing is done.
+    async fn intend(&self, decision: &Decision, before: &TopicState) -> Result<(), Failure> {
+        let entry = Entry {
+            kind: RecordKind::Intent,
+            id: decision.id.to_string(),
+            subject: decision.subject.clone(),
+            trace_id: telemetry::trace_id(&Span::current()),
+            body: serde_json::json!({ "decision": decision, "before": before }),
+        };
+        self.written(self.parts.journal.write(entry).await)?;
+        self.intents.lock().await.insert(intent_key(decision), false);
+        Ok(())
+    }
+
+    fn written(&self, result: Result<u64, JournalError>) -> Result<(), Failure> {
+        self.stuck.store(result.is_err(), Ordering::Relaxed);
+        if let Err(e) = &result {
+            warn!(error = %e, "nothing is carried out until the record can be written");
+        }
+        result.map(|_| ()).map_err(Failure::from)
+    }
+
+    async fn act(&self, decision: &Decision, topic: &LedgerCandidate, before: TopicState, permit: &Permit) -> Ended {
+        let span = info_span!(
+            "act",
+            otel.name = format!("act {}", decision.verdict),
+            otel.kind = "client",
+            trimtab.subject = decision.subject,
+            trimtab.verdict = decision.verdict.name(),
+            trimtab.bytes = decision.bytes,
+        );
+        info!(subject = decision.subject, verdict = decision.verdict.name(), ledgers = ?decision.ledgers, "acting");
+        let acted = self.parts.act.act(decision, topic, permit).instrument(span).await;
+        // Judged by the metadata, whatever the answer to the call was.
+        let after = match self.parts.inventory.observe(&decision.subject).await {
+            Ok(topic) => Ok(topic.as_ref().map(state_of)),
+            Err(e) => Err(e),
+        };
+        judge(decision, before, acted, after)
+    }
+
+    async fn finish(&self, decision: &Decision, ended: Ended, started_ms: i64, out: &Out) -> Result<Outcome, Failure> {
+        let outcome = self.outcome(decision, ended, started_ms);
+        let span = Span::current();
+        if outcome.reasons.iter().all(|reason| reason.rule != "repeated") {
+            let body = serde_json::to_value(&outcome).map_err(|e| Failure::new(Class::Bug, e))?;
+            let entry = Entry {
+                kind: RecordKind::Outcome,
+                id: decision.id.to_string(),
+                subject: decision.subject.clone(),
+                trace_id: outcome.trace_id.clone(),
+                body,
+            };
+            self.written(self.parts.journal.write(entry).await)?;
+            self.intents.lock().await.insert(intent_key(decision), true);
+            let id = event_id("outcome", &[&intent_key(decision), &self.parts.instance, &started_ms.to_string()]);
+            let now = timestamp(self.now_ms());
+            let trace = telemetry::trace_of(&span);
+            let mut event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, outcome.clone())?;
+            self.parts.signer.sign(&mut event).map_err(|e| Failure::new(Class::Bug, e))?;
+            out.emit(&event).await?;
+        }
+        if let Some(due_ms) = outcome.revisit_ms.filter(|_| outcome.status != Status::Skipped) {
+            let revisit = Revisit { target: self.parts.target.clone(), subject: decision.subject.clone(), due_ms };
+            self.parts.scans.revisit(&revisit).await?;
+        }
+        info!(
+            subject = outcome.subject,
+            status = outcome.status.name(),
+            freed = outcome.freed.len(),
+            freed_bytes = outcome.freed_bytes,
+            why = outcome.reasons.first().map_or("", |r| r.says.as_str()),
+            "outcome"
+        );
+        Ok(outcome)
+    }
+
+    fn outcome(&self, decision: &Decision, ended: Ended, started_ms: i64) -> Outcome {
+        let now = self.now_ms();
+        let (freed, freed_bytes) = freed(ended.before.as_ref(), ended.after.as_ref());
+        Outcome {
+            decision: decision.id,
+            scan: decision.scan,
+            target: self.parts.target.clone(),
+            subject: decision.subject.clone(),
+            verdict: decision.verdict,
+            status: ended.status,
+            reasons: ended.reasons,
+            before: ended.before,
+            after: ended.after,
+            predicted: decision.ledgers.clone(),
+            freed,
+            predicted_bytes: decision.bytes,
+            freed_bytes,
+            unloaded: ended.unloaded,
+            // Counted from the visit, not from the decision.
+            revisit_ms: decision.revisit_ms.map(|at| at - decision.decided_ms + now),
+            executor: self.parts.instance.clone(),
+            started_ms,
+            ended_ms: now,
+            trace_id: telemetry::trace_id(&Span::current()),
+        }
+    }
+}
+
+/// What a decision's intent is known by: the same decision of a later scan is another act.
+fn intent_key(decision: &Decision) -> String {
+    format!("{}/{}", decision.id, decision.scan.id)
+}
+
+fn intent_of(body: &serde_json::Value) -> String {
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    format!("{}/{}", text(&body["decision"]["id"]), text(&body["decision"]["scan"]["id"]))
+}
+
+fn outcome_key(body: &serde_json::Value) -> String {
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    format!("{}/{}", text(&body["decision"]), text(&body["scan"]["id"]))
+}
+
+/// How a decision made now differs from the one that was to be carried out; none when it still says the same.
+fn difference(was: &Decision, is: &Decision) -> Option<String> {
+    if is.verdict != was.verdict {
+        let why = is.reasons.first().map_or("", |reason| reason.says.as_str());
+        return Some(format!("it was to be {}, by now it is {}: {why}", was.verdict, is.verdict));
+    }
+    if is.ledgers != was.ledgers {
+        return Some(format!("it was to free ledgers {:?}, by now that would be {:?}", was.ledgers, is.ledgers));
+    }
+    if is.expire != was.expire {
+        return Some("the subscriptions whose messages expire have changed".to_owned());
+    }
+    (is.offloaded_copies != was.offloaded_copies).then(|| "the copies in tiered storage have changed".to_owned())
+}
+
+/// A topic's ledgers, for records.
+fn state_of(topic: &LedgerCandidate) -> TopicState {
+    let list = topic.ledgers.present().map_or(&[][..], Vec::as_slice);
+    let last_bytes = match topic.last {
+        LastLedger::Closed { bytes, .. } if list.last().is_some_and(|last| last.closed_ms <= 0) => bytes.max(0),
+        _ => 0,
+    };
+    TopicState {
+        seen: topic.seen,
+        ledgers: list.iter().map(|info| info.id).collect(),
+        bytes: list.iter().fold(last_bytes, |sum, info| sum.saturating_add(info.bytes.unwrap_or(0).max(0))),
+    }
+}
+
+/// Which ledgers are gone, and how many bytes that is.
+fn freed(before: Option<&TopicState>, after: Option<&TopicState>) -> (Vec<i64>, i64) {
+    let (Some(before), Some(after)) = (before, after) else { return (Vec::new(), 0) };
+    let gone = before.ledgers.iter().copied().filter(|id| !after.ledgers.contains(id)).collect::<Vec<_>>();
+    let bytes = if gone.is_empty() { 0 } else { (before.bytes - after.bytes).max(0) };
+    (gone, bytes)
+}
+
+fn judge(
+    decision: &Decision,
+    before: TopicState,
+    acted: Result<trimtab_targets::Effect, TargetError>,
+    after: Result<Option<TopicState>, TargetError>,
+) -> Ended {
+    let mut reasons = Vec::new();
+    let mut unloaded = false;
+    let mut pending = false;
+    let failed = match acted {
+        Ok(effect) => {
+            reasons.extend(effect.notes.iter().map(|note| reason("call", note.clone())));
+            (unloaded, pending) = (effect.unloaded, effect.pending);
+            false
+        }
+        Err(e) => {
+            reasons.push(reason("call", e.to_string()));
+            true
+        }
+    };
+    let after = match after {
+        Ok(after) => after,
+        Err(e) => {
+            reasons.push(reason("verify", format!("what came of it could not be read: {e}")));
+            return Ended { status: Status::Pending, reasons, before: Some(before), after: None, unloaded };
+        }
+    };
+    let (gone, _) = freed(Some(&before), after.as_ref());
+    let beyond: Vec<i64> = gone
+        .iter()
+        .copied()
+        .filter(|id| !decision.ledgers.contains(id) && !decision.dropped_by_load.contains(id))
+        .collect();
+    if !beyond.is_empty() {
+        reasons.push(reason("beyond", format!("more was freed than predicted: {beyond:?}")));
+    }
+    let shown = after.as_ref().is_some_and(|after| !decision.ledgers.iter().any(|id| after.ledgers.contains(id)));
+    let status = match (shown, failed, pending) {
+        _ if after.is_none() => {
+            reasons.push(reason("verify", "the topic does not exist any more"));
+            Status::Failed
+        }
+        (true, true, _) if decision.ledgers.is_empty() => Status::Failed,
+        (true, _, _) => Status::Done,
+        (false, true, _) => Status::Failed,
+        (false, false, true) => Status::Pending,
+        (false, false, false) => Status::Failed,
+    };
+    if decision.verdict == Verdict::StartClock && status == Status::Done {
+        reasons.push(reason(
+            "start-clock",
+            "the retention time of its last ledger runs from now; a second visit frees it",
+        ));
+    }
+    Ended { status, reasons, before: Some(before), after, unloaded }
+}
+
+/// How long a scan that leads without a sign of life keeps executors from acting.
+const LEADER_SILENCE_MS: i64 = 10 * 60 * 1000;
+/// When a decision is looked at again whose scan has not ended.
+const GATE_AGAIN: Duration = Duration::from_secs(5);
+
+impl Worker for Executor {
+    fn role(&self) -> Role {
+        Role::Executor
+    }
+
+    /// Not while a scan goes on, nor when a limit stopped it: its decisions stay where they are until its limits were judged, or a
+    /// person has confirmed it.
+    fn ready(&self) -> BoxFuture<'_, bool> {
+        async move {
+            if self.stuck.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                self.stuck.store(false, Ordering::Relaxed);
+            }
+            match self.may_act().await {
+                Ok(may) => may,
+                Err(e) => {
+                    warn!(error = %e, "cannot see whether a scan goes on");
+                    false
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn handle<'a>(&'a self, event: &'a Event, body: Body, out: &'a Out) -> BoxFuture<'a, Result<(), Failure>> {
+        async move {
+            let Body::Decision(decision) = body else {
+                return Err(Failure::new(Class::Invalid, "an executor takes decisions only"));
+            };
+            self.parts.trusted.check(event).map_err(|e| Failure::new(Class::Refused, e))?;
+            if decision.target != self.parts.target {
+                let why =
+                    format!("this executor acts on {:?}, the decision is for {:?}", self.parts.target, decision.target);
+                return Err(Failure::new(Class::Invalid, why));
+            }
+            let gate = self.parts.scans.gate(decision.scan.id).await?;
+            if gate.is_none() && self.now_ms() <= decision.expires_ms {
+                let why = format!("scan {} has not ended", decision.scan.id);
+                return Err(Failure::Later { after: GATE_AGAIN, why });
+            }
+            if let Some(why) = gate.as_ref().and_then(|gate| gate.closed()) {
+                self.finish(&decision, Ended::skipped("caps", why), self.now_ms(), out).await?;
+                return Ok(());
+            }
+            self.carry_out(&decision, out).await.map(|_| ())
+        }
+        .boxed()
+    }
+}

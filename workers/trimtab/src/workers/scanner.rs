@@ -1,0 +1,408 @@
+//! Scans a target and emits what may be worth acting on. One scan of a target at a time, led under a lease; finished shards are
+//! remembered, so a scan goes on where a crash left it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::{BoxFuture, FutureExt};
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TraceContextExt;
+use tracing::{Span, info, info_span, warn};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+use trimtab_bus::{Lease, Role, Store};
+use trimtab_events::{
+    Body, Decision, Event, LedgerCandidate, LedgerPage, ScanRef, ScanReport, ScanRequest, TopicClass, Trace, event_id,
+};
+use trimtab_policy::rules::exclude::UNKNOWN;
+use trimtab_policy::{Context, Policy, decide, needs};
+use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
+
+use super::source;
+use crate::clock::{Clock, timestamp};
+use crate::config::Caps;
+use crate::metrics::Metrics;
+use crate::scans::{Checkpoint, Gate, Leader, Scans, over_caps};
+use crate::telemetry;
+use crate::worker::{Failure, Out, Worker};
+
+/// How long a scan's lease lasts without renewal.
+const LEASE: Duration = Duration::from_secs(30);
+/// Candidates in one page. 64 is the most; 32 keeps a page of topics with many ledgers well below an event's size.
+const PAGE: usize = 32;
+/// Bytes of candidates in one page.
+const PAGE_BYTES: usize = 256 * 1024;
+/// Tries of one shard before it is reported as failed.
+const SHARD_TRIES: u64 = 3;
+
+/// What a scanner is made of.
+pub struct ScannerParts {
+    /// Name of the target.
+    pub target: String,
+    /// What is scanned.
+    pub inventory: Arc<dyn Inventory>,
+    /// Decides what is worth emitting.
+    pub policy: Policy,
+    /// Limits on what a scan may have carried out.
+    pub caps: Caps,
+    /// Leases.
+    pub store: Arc<dyn Store>,
+    /// The clock.
+    pub clock: Clock,
+    /// Name of this process.
+    pub instance: String,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The scanner.
+pub struct Scanner {
+    parts: ScannerParts,
+    scans: Scans,
+    source: String,
+}
+
+/// A scan while it goes on.
+struct Scan {
+    lease: Lease,
+    report: ScanReport,
+    user_topics: u64,
+    after: Option<String>,
+    operations_before: u64,
+    page: u32,
+}
+
+impl Scanner {
+    /// A scanner.
+    pub fn new(parts: ScannerParts) -> Scanner {
+        let source = source("scanner", &parts.instance);
+        Scanner { scans: Scans::new(parts.store.clone()), source, parts }
+    }
+
+    fn now_ms(&self) -> i64 {
+        self.parts.clock.now_ms()
+    }
+
+    async fn scan(&self, request: &ScanRequest, out: &Out) -> Result<(), Failure> {
+        if self.scans.gate(request.id).await?.is_some() {
+            return Ok(());
+        }
+        let name = format!("scan.{}", self.parts.target);
+        let Some(lease) = self.parts.store.acquire(&name, &self.parts.instance, LEASE).await? else {
+            let why = format!("another scan of {} goes on", self.parts.target);
+            return Err(Failure::Later { after: Duration::from_secs(2), why });
+        };
+        let mut scan = self.begin(request, lease).await?;
+        let ended = self.shards(request, &mut scan, out).await;
+        let ended = match ended {
+            Ok(()) => self.end(request, &mut scan, out).await,
+            failed => failed,
+        };
+        if let Err(e) = self.parts.store.release(scan.lease).await {
+            warn!(error = %e, "the lease of the scan could not be given back; it ends by itself");
+        }
+        if ended.is_err() {
+            self.parts.metrics.scans.add(1, &[KeyValue::new("result", "failed")]);
+        }
+        ended
+    }
+
+    async fn begin(&self, request: &ScanRequest, lease: Lease) -> Result<Scan, Failure> {
+        let now = self.now_ms();
+        let scan = ScanRef { id: request.id, fence: lease.fence };
+        let Checkpoint { report, user_topics, after } = self.scans.checkpoint(request.id).await?;
+        let fresh = || ScanReport {
+            scan,
+            target: self.parts.target.clone(),
+            scope: request.scope.clone(),
+            complete: true,
+            shards: 0,
+            failed_shards: Default::default(),
+            topics: 0,
+            bytes: 0,
+            unknown: 0,
+            verdicts: Default::default(),
+            proposed: Default::default(),
+            candidates: 0,
+            operations: 0,
+            started_ms: now,
+            ended_ms: 0,
+            stopped: None,
+        };
+        let mut report = report.unwrap_or_else(fresh);
+        if let Some(after) = &after {
+            info!(scan = %scan.id, after, "the scan goes on where it was left");
+        }
+        report.scan = scan;
+        self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: now }).await?;
+        Ok(Scan { lease, report, user_topics, after, operations_before: self.parts.inventory.operations(), page: 0 })
+    }
+
+    async fn shards(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
+        let shards = self.parts.inventory.shards(&request.scope).await?;
+        for shard in shards {
+            if scan.after.as_deref().is_some_and(|after| !comes_after(&shard, after)) {
+                continue;
+            }
+            self.shard_with_tries(&shard, request, scan, out).await?;
+            scan.report.shards += 1;
+            let operations = self.parts.inventory.operations();
+            scan.report.operations += operations - scan.operations_before;
+            self.parts.metrics.operations.add(operations - scan.operations_before, &[]);
+            scan.operations_before = operations;
+            self.renew(scan).await?;
+            scan.after = Some(shard);
+            let checkpoint = Checkpoint {
+                report: Some(scan.report.clone()),
+                user_topics: scan.user_topics,
+                after: scan.after.clone(),
+            };
+            self.scans.set_checkpoint(request.id, &checkpoint).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads a shard. One that cannot be read is reported, and the scan goes on.
+    async fn shard_with_tries(
+        &self,
+        shard: &str,
+        request: &ScanRequest,
+        scan: &mut Scan,
+        out: &Out,
+    ) -> Result<(), Failure> {
+        let before = (scan.report.clone(), scan.user_topics);
+        for tries in 1.. {
+            let Err(e) = self.shard(shard, request, scan, out).await? else { return Ok(()) };
+            // Nothing is decided from a broken pass: its counts go, and the shard is read again from its beginning.
+            (scan.report, scan.user_topics) = before.clone();
+            if e.class() != Class::Transient || tries == SHARD_TRIES {
+                warn!(shard, error = %e, "a shard could not be read");
+                scan.report.complete = false;
+                scan.report.failed_shards.insert(shard.to_owned(), e.to_string());
+                return Ok(());
+            }
+            warn!(shard, error = %e, "reading a shard failed; reading it again");
+            self.renew(scan).await?;
+            tokio::time::sleep(Duration::from_secs(tries)).await;
+        }
+        Ok(())
+    }
+
+    /// Renews the lease. When it was lost, the scan ends here: somebody else leads.
+    async fn renew(&self, scan: &mut Scan) -> Result<(), Failure> {
+        self.parts.store.renew(&mut scan.lease, &self.parts.instance).await.map_err(|e| match e {
+            trimtab_bus::BusError::Conflict { .. } => {
+                Failure::new(Class::Transient, "the lease of the scan was lost; whoever took it goes on")
+            }
+            other => other.into(),
+        })?;
+        let leader = Leader { scan: scan.report.scan, ended: false, at_ms: self.now_ms() };
+        self.scans.lead(&self.parts.target, &leader).await
+    }
+
+    /// Reads a shard once. The inner error is of reading, the outer one of everything else.
+    async fn shard(
+        &self,
+        shard: &str,
+        request: &ScanRequest,
+        scan: &mut Scan,
+        out: &Out,
+    ) -> Result<Result<(), TargetError>, Failure> {
+        let parts = &self.parts;
+        let reads = |topic: &LedgerCandidate| {
+            let context = Context { scan: scan_ref_unused(), target: &parts.target, now_ms: parts.clock.now_ms() };
+            let needs = needs(topic, &parts.policy, &context);
+            Reads { last: needs.last, cursors: needs.cursors, partition: needs.partition }
+        };
+        scan.page = 0;
+        let mut page = Page::default();
+        let mut items = parts.inventory.scan(shard, &request.scope, &reads);
+        let mut renewed = tokio::time::Instant::now();
+        while let Some(item) = items.next().await {
+            let item = match item {
+                Ok(item) => item,
+                Err(e) => return Ok(Err(e)),
+            };
+            match item {
+                Item::Problem(problem) => {
+                    warn!(shard, problem, "a shard is not complete");
+                    scan.report.complete = false;
+                    scan.report.failed_shards.insert(shard.to_owned(), problem);
+                }
+                Item::Topic(topic) => self.topic(*topic, request, scan, &mut page),
+            }
+            if page.full() {
+                self.emit(shard, &mut page, scan, out).await?;
+            }
+            if renewed.elapsed() > LEASE / 3 {
+                self.renew(scan).await?;
+                renewed = tokio::time::Instant::now();
+            }
+        }
+        drop(items);
+        self.emit(shard, &mut page, scan, out).await.map(Ok)
+    }
+
+    fn topic(&self, topic: LedgerCandidate, request: &ScanRequest, scan: &mut Scan, page: &mut Page) {
+        let context = Context { scan: scan.report.scan, target: &self.parts.target, now_ms: self.now_ms() };
+        let decision = decide(&topic, &self.parts.policy, &context);
+        count(&mut scan.report, &topic, &decision);
+        scan.user_topics += u64::from(topic.class == TopicClass::User);
+        self.parts.metrics.topics.add(1, &[]);
+        if decision.reasons.iter().any(|reason| reason.rule == UNKNOWN) {
+            self.parts.metrics.unknown.add(1, &[]);
+            warn!(subject = topic.subject, why = decision.reasons[0].says, "kept: something about it is not known");
+        }
+        // Past the limit nothing of this scan is carried out before a person confirms it: the rest is only counted, so that queues
+        // stay bounded. The next scan finds it again.
+        if !decision.verdict.acts() || scan.report.proposed.acts > self.parts.caps.max_acts {
+            return;
+        }
+        let trace = sighting(&topic, request, &decision);
+        page.push(topic, trace);
+    }
+
+    async fn emit(&self, shard: &str, page: &mut Page, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
+        if page.candidates.is_empty() {
+            return Ok(());
+        }
+        let Page { candidates, traces, .. } = std::mem::take(page);
+        let count = candidates.len() as u64;
+        let scan_ref = scan.report.scan;
+        // The scan is part of the id: a later scan's page must not be taken for this one. So is what the page holds: a shard that
+        // is read again may put its topics on other pages.
+        let holds: Vec<String> = candidates.iter().map(|c| format!("{}@{}", c.subject, c.seen.modified_zxid)).collect();
+        let id = event_id("page", &[&self.parts.target, &scan_ref.id.to_string(), &holds.join("\n")]);
+        let body = LedgerPage { scan: scan_ref, shard: shard.to_owned(), page: scan.page, candidates, traces };
+        let trace = telemetry::trace_of(&Span::current());
+        let now = timestamp(self.now_ms());
+        let event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, body)?;
+        out.emit(&event).await?;
+        scan.page += 1;
+        scan.report.candidates += count;
+        self.parts.metrics.candidates.add(count, &[]);
+        Ok(())
+    }
+
+    async fn end(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
+        let last = self.scans.last_topics(&self.parts.target, &request.scope).await?;
+        scan.report.ended_ms = self.now_ms();
+        scan.report.stopped = over_caps(&scan.report, scan.user_topics, last, &self.parts.caps);
+        let scan_ref = scan.report.scan;
+        self.renew(scan).await?;
+        let gate = Gate {
+            scan: scan_ref,
+            proposed: scan.report.proposed,
+            stopped: scan.report.stopped.clone(),
+            confirmed_by: None,
+            incomplete: !scan.report.complete || scan.report.unknown > 0,
+        };
+        self.scans.finish(&gate, &scan.report).await?;
+        self.scans.lead(&self.parts.target, &Leader { scan: scan_ref, ended: true, at_ms: self.now_ms() }).await?;
+        let result = match (&scan.report.stopped, scan.report.complete) {
+            (Some(why), _) => {
+                warn!(scan = %scan_ref.id, why, "nothing of this scan is carried out until a person confirms it");
+                "stopped"
+            }
+            (None, true) => "complete",
+            (None, false) => "incomplete",
+        };
+        self.parts.metrics.scans.add(1, &[KeyValue::new("result", result)]);
+        let trace = telemetry::trace_of(&Span::current());
+        let id = event_id("report", &[&scan_ref.id.to_string()]);
+        let now = timestamp(self.now_ms());
+        let event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, scan.report.clone())?;
+        out.emit(&event).await.map(|_| ())
+    }
+}
+
+/// Whether a shard stands behind another in the order of scanning: by tenant, then by namespace.
+fn comes_after(shard: &str, other: &str) -> bool {
+    let parts = |shard: &str| shard.split('/').map(str::to_owned).collect::<Vec<_>>();
+    parts(shard) > parts(other)
+}
+
+/// What `needs` is given for a scan: it does not look at it.
+fn scan_ref_unused() -> ScanRef {
+    ScanRef { id: uuid::Uuid::nil(), fence: 0 }
+}
+
+/// Adds a topic to a report.
+pub(crate) fn count(report: &mut ScanReport, topic: &LedgerCandidate, decision: &Decision) {
+    report.topics += 1;
+    *report.verdicts.entry(decision.verdict.name().to_owned()).or_default() += 1;
+    report.unknown += u64::from(decision.reasons.iter().any(|reason| reason.rule == UNKNOWN));
+    let bytes: i64 = topic.ledgers.present().into_iter().flatten().map(|info| info.bytes.unwrap_or(0).max(0)).sum();
+    report.bytes = report.bytes.saturating_add(u64::try_from(bytes).unwrap_or(0));
+    if decision.verdict.acts() {
+        report.proposed.acts += 1;
+        report.proposed.ledgers += decision.ledgers.len() as u64;
+        report.proposed.bytes = report.proposed.bytes.saturating_add(u64::try_from(decision.bytes).unwrap_or(0));
+    }
+}
+
+/// The first span of a candidate's own trace, linked to that of the scan.
+fn sighting(topic: &LedgerCandidate, request: &ScanRequest, decision: &Decision) -> Trace {
+    let span = info_span!(
+        parent: None,
+        "sight",
+        otel.name = "create candidate.ledger",
+        otel.kind = "producer",
+        messaging.system = "trimtab",
+        messaging.operation.type = "create",
+        messaging.operation.name = "create",
+        messaging.destination.template = "candidate.ledger",
+        trimtab.subject = topic.subject,
+        trimtab.scan = %request.id,
+        trimtab.verdict = decision.verdict.name(),
+        trimtab.bytes = decision.bytes,
+    );
+    let scan = Span::current().context().span().span_context().clone();
+    if scan.is_valid() {
+        span.add_link(scan);
+    }
+    telemetry::trace_of(&span)
+}
+
+/// A page while it is filled.
+#[derive(Default)]
+struct Page {
+    candidates: Vec<LedgerCandidate>,
+    traces: Vec<String>,
+    bytes: usize,
+}
+
+impl Page {
+    fn push(&mut self, topic: LedgerCandidate, trace: Trace) {
+        // About what the JSON of it will take: a hundred bytes a ledger, two hundred a cursor.
+        let ledgers = topic.ledgers.present().map_or(0, Vec::len);
+        let cursors = topic.cursors.present().map_or(0, Vec::len);
+        self.bytes += 1024 + ledgers * 120 + cursors * 220;
+        self.candidates.push(topic);
+        self.traces.push(trace.parent.unwrap_or_default());
+    }
+
+    fn full(&self) -> bool {
+        self.candidates.len() >= PAGE || self.bytes >= PAGE_BYTES
+    }
+}
+
+impl Worker for Scanner {
+    fn role(&self) -> Role {
+        Role::Scanner
+    }
+
+    fn handle<'a>(&'a self, event: &'a Event, body: Body, out: &'a Out) -> BoxFuture<'a, Result<(), Failure>> {
+        async move {
+            let Body::ScanRequest(request) = body else {
+                return Err(Failure::new(Class::Invalid, "a scanner takes scan requests only"));
+            };
+            if event.target != self.parts.target {
+                let why = format!("this scanner reads {:?}, the request is for {:?}", self.parts.target, event.target);
+                return Err(Failure::new(Class::Invalid, why));
+            }
+            self.scan(&request, out).await
+        }
+        .boxed()
+    }
+}
