@@ -150,7 +150,9 @@ impl Executor {
     pub async fn carry_out(&self, decision: &Decision, out: &Out) -> Result<Outcome, Failure> {
         let started = self.now_ms();
         let key = intent_key(decision);
-        let ended = match self.intents.lock().await.get(&key) {
+        // Apart: a guard in the match would be held through the whole act.
+        let known = self.intents.lock().await.get(&key).copied();
+        let ended = match known {
             // It came again after a crash or a lost acknowledgement: it is done, and its outcome is recorded.
             Some(_) => Ended::skipped("repeated", "it was carried out before"),
             None => self.attempt(decision).await?,
