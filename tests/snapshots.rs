@@ -328,7 +328,8 @@ fn a_file_in_another_order_that_ends_between_two_lines_is_not_taken_for_complete
 #[test]
 fn a_damaged_line_is_an_error_that_names_it() {
     let sorted = few();
-    let damages: [(&str, fn(&str) -> String); 6] = [
+    type Damage = fn(&str) -> String;
+    let damages: [(&str, Damage); 6] = [
         ("half of it", |line| line[..line.len() / 2].to_owned()),
         ("nothing", |_| String::new()),
         ("no object", |_| "[1,2]".to_owned()),
