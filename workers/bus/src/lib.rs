@@ -1,1 +1,271 @@
-//! The bus between workers and the small state store they share.
+//! What workers use to talk to each other and to remember small things: the [`Bus`] and the [`Store`].
+//!
+//! Both come twice, with the same semantics and the same conformance suite (`tests/bus.rs`): in one process
+//! ([`InProcess`], [`SqliteStore`]) and over NATS ([`JetStream`], [`KvStore`]). No worker knows which it has.
+//!
+//! No event is the only record of anything: targets hold the truth and scans repeat. A lost event is a delay of one scan,
+//! an event that comes twice is found to be done already.
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use trimtab_events::Event;
+
+/// Who takes events. Each role has one queue; all workers of a role share it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Takes scan requests.
+    Scanner,
+    /// Takes candidates.
+    Decider,
+    /// Takes decisions.
+    Executor,
+    /// Takes outcomes and scan reports.
+    Audit,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Role; 4] = [Role::Scanner, Role::Decider, Role::Executor, Role::Audit];
+
+    /// The role's name in subjects, consumers and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Scanner => "scanner",
+            Role::Decider => "decider",
+            Role::Executor => "executor",
+            Role::Audit => "audit",
+        }
+    }
+
+    /// The role whose queue an event of this type belongs to.
+    pub fn of(event: &Event) -> Option<Role> {
+        match event.kind.as_str() {
+            "dev.trimtab.scan.request.v1" => Some(Role::Scanner),
+            "dev.trimtab.candidate.ledger.v1" => Some(Role::Decider),
+            "dev.trimtab.decision.v1" => Some(Role::Executor),
+            "dev.trimtab.outcome.v1" | "dev.trimtab.scan.report.v1" => Some(Role::Audit),
+            _ => None,
+        }
+    }
+}
+
+/// What became of a published event. All three are success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Published {
+    /// Stored.
+    Stored,
+    /// An event with this id was stored before, inside the de-duplication window.
+    Duplicate,
+    /// A decision for this key is outstanding already (delivered or not): at most one act per resource.
+    Outstanding,
+}
+
+/// Why the bus or the store did not do something.
+#[derive(Debug, thiserror::Error)]
+pub enum BusError {
+    /// The queue is full. Slow down and try again.
+    #[error("queue {queue} is full")]
+    Full {
+        /// The queue.
+        queue: String,
+    },
+    /// The other side did not answer, or not in time. Try again.
+    #[error("{what}: {why}")]
+    Unavailable {
+        /// What was attempted, on what.
+        what: String,
+        /// Why it failed.
+        why: String,
+    },
+    /// The server refuses this client. A person must change something.
+    #[error("{what}: refused: {why}")]
+    Refused {
+        /// What was attempted, on what.
+        what: String,
+        /// Why it was refused, and what to do.
+        why: String,
+    },
+    /// The event cannot be sent as it is.
+    #[error("event {id} cannot be sent: {why}")]
+    Unfit {
+        /// Its id.
+        id: String,
+        /// Why.
+        why: String,
+    },
+    /// The document changed since it was read.
+    #[error("document {bucket}/{key} is not at the expected revision")]
+    Conflict {
+        /// The bucket.
+        bucket: String,
+        /// The key.
+        key: String,
+    },
+    /// The bus was closed.
+    #[error("the bus is closed")]
+    Closed,
+}
+
+/// Result with a [`BusError`].
+pub type Result<T> = std::result::Result<T, BusError>;
+
+/// The queues between workers.
+///
+/// An event that is taken stays with its taker for the acknowledgement time (`ack_wait`, 60 s by default; extended by
+/// [`Settle::working`]) and is delivered again after it. It is gone after [`Settle::done`] or [`Settle::dead`].
+pub trait Bus: Send + Sync {
+    /// Returns once the event is stored (in process: queued). Waits while the queue is full, and fails with
+    /// [`BusError::Full`] only after `full_wait`.
+    fn publish<'a>(&'a self, event: &'a Event) -> BoxFuture<'a, Result<Published>>;
+
+    /// The next event for `role`; waits for one. May be dropped and called again at any await point without losing one.
+    fn take(&self, role: Role) -> BoxFuture<'_, Result<Delivery>>;
+
+    /// How many events wait or are outstanding for `role`.
+    fn depth(&self, role: Role) -> BoxFuture<'_, Result<u64>>;
+
+    /// Events that were given up, newest last, at most `limit`.
+    fn dead(&self, limit: usize) -> BoxFuture<'_, Result<Vec<DeadLetter>>>;
+
+    /// Stops handing out events: waiting [`Bus::take`] calls end with [`BusError::Closed`]. What is outstanding may still be
+    /// settled.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// One event, taken.
+pub struct Delivery {
+    /// The event, or the bytes that are none and why.
+    pub event: std::result::Result<Event, Malformed>,
+    /// How often it was delivered, this time included, as far as the bus knows.
+    pub tries: u64,
+    /// How to settle it.
+    pub settle: Box<dyn Settle>,
+}
+
+/// Bytes that are not an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Malformed {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Why they are not an event.
+    pub why: String,
+}
+
+/// Settles one delivery. Each of the three ends it; the last call wins nothing: they take the delivery.
+pub trait Settle: Send + Sync {
+    /// It was handled, and whatever came of it is stored.
+    fn done(self: Box<Self>) -> BoxFuture<'static, Result<()>>;
+    /// Deliver it again, not before `after`.
+    fn again(self: Box<Self>, after: Duration) -> BoxFuture<'static, Result<()>>;
+    /// Give it up: to the dead letters with the reason, and away from the queue.
+    fn dead(self: Box<Self>, why: String) -> BoxFuture<'static, Result<()>>;
+    /// Still at work: starts the acknowledgement time anew.
+    fn working(&self) -> BoxFuture<'_, Result<()>>;
+}
+
+/// An event that was given up.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DeadLetter {
+    /// The role that gave it up.
+    pub role: String,
+    /// Why.
+    pub why: String,
+    /// How often it was tried.
+    pub tries: u64,
+    /// When, milliseconds since 1970.
+    pub at_ms: i64,
+    /// The event as it was, or base64 of the bytes where it was none.
+    pub event: String,
+}
+
+/// Numbers that the two implementations share. Every one is a limit or a time.
+#[derive(Debug, Clone)]
+pub struct BusOptions {
+    /// How long a taken event stays with its taker.
+    pub ack_wait: Duration,
+    /// How often an event is delivered before the bus gives it up by itself.
+    pub max_deliver: u64,
+    /// Events a queue holds, outstanding ones included, before [`Bus::publish`] waits.
+    pub queue_events: u64,
+    /// How long [`Bus::publish`] waits for room.
+    pub full_wait: Duration,
+    /// How long ids are remembered.
+    pub duplicate_window: Duration,
+    /// Events of one role outstanding at once, over all its workers.
+    pub max_outstanding: u64,
+}
+
+impl Default for BusOptions {
+    fn default() -> Self {
+        BusOptions {
+            ack_wait: Duration::from_secs(60),
+            max_deliver: 10,
+            queue_events: 10_000,
+            full_wait: Duration::from_secs(600),
+            duplicate_window: Duration::from_secs(120),
+            max_outstanding: 1_000,
+        }
+    }
+}
+
+/// A document of the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// Its key.
+    pub key: String,
+    /// Its content.
+    pub value: Vec<u8>,
+    /// Grows with every write of any document in the bucket.
+    pub revision: u64,
+}
+
+/// What a write expects to find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// Anything.
+    Anything,
+    /// No such document.
+    Absent,
+    /// The document at this revision.
+    Revision(u64),
+}
+
+/// A lease that is held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// What is leased.
+    pub name: String,
+    /// Fencing number: greater than that of every lease of this name before it.
+    pub fence: u64,
+    /// Revision of its last renewal.
+    pub revision: u64,
+    /// How long it lasts from each renewal.
+    pub ttl: Duration,
+}
+
+/// Small documents that the workers of a cluster share: scan checkpoints, gates, counters, revisits, leases.
+///
+/// Buckets and keys are of `[A-Za-z0-9_-]` and, in keys, `.` and `/` between non-empty parts; a value has at most 512 KiB.
+pub trait Store: Send + Sync {
+    /// The document, if it exists.
+    fn get<'a>(&'a self, bucket: &'a str, key: &'a str) -> BoxFuture<'a, Result<Option<Document>>>;
+    /// Writes it if what is there is as expected; its new revision. [`BusError::Conflict`] otherwise.
+    fn put<'a>(&'a self, bucket: &'a str, key: &'a str, value: &'a [u8], expect: Expect) -> BoxFuture<'a, Result<u64>>;
+    /// Removes it if what is there is as expected.
+    fn delete<'a>(&'a self, bucket: &'a str, key: &'a str, expect: Expect) -> BoxFuture<'a, Result<()>>;
+    /// Documents whose key begins with `prefix`, in order of key, after `after`, at most `limit`.
+    fn list<'a>(
+        &'a self,
+        bucket: &'a str,
+        prefix: &'a str,
+        after: Option<&'a str>,
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Vec<Document>>>;
+    /// Takes the lease if nobody holds it.
+    fn acquire<'a>(&'a self, name: &'a str, holder: &'a str, ttl: Duration) -> BoxFuture<'a, Result<Option<Lease>>>;
+    /// Renews it; [`BusError::Conflict`] when it was lost.
+    fn renew<'a>(&'a self, lease: &'a mut Lease, holder: &'a str) -> BoxFuture<'a, Result<()>>;
+    /// Gives it up; nothing happens when it was lost.
+    fn release(&self, lease: Lease) -> BoxFuture<'_, Result<()>>;
+}

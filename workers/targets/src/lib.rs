@@ -1,1 +1,12 @@
-//! The systems trimtab works on: inventory and act.
+//! The systems trimtab works on. Each implements what it can of two small traits: [`Inventory`] reads, [`Act`] calls.
+//!
+//! Nothing here decides. What a target cannot do it does not implement.
+
+mod error;
+mod pace;
+pub mod pulsar;
+mod traits;
+
+pub use error::{Class, TargetError};
+pub use pace::{Pace, PaceError};
+pub use traits::{Act, Effect, Inventory, Item, Mode, Permit, Reads, ReadsOf, Shard};

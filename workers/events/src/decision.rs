@@ -1,0 +1,154 @@
+//! `decision`: what is to be done about one resource, why, and until when that holds.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::{Position, ScanRef, Seen};
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Have the owner trim the topic.
+    Trim,
+    /// Have the owner expire messages by TTL, then trim.
+    ExpireThenTrim,
+    /// Have the owner load the topic once, which starts the retention time of its last ledger.
+    StartClock,
+    /// Ledgers are past retention, but a cursor stands before them.
+    Blocked,
+    /// Nothing is due.
+    Keep,
+    /// There is nothing that could be reclaimed.
+    Nothing,
+    /// Not looked at further, for the reason given.
+    Skip,
+    /// Something a person should look at.
+    Report,
+}
+
+impl Verdict {
+    /// All verdicts, those that act first.
+    pub const ALL: [Verdict; 8] = [
+        Verdict::Trim,
+        Verdict::ExpireThenTrim,
+        Verdict::StartClock,
+        Verdict::Blocked,
+        Verdict::Keep,
+        Verdict::Nothing,
+        Verdict::Skip,
+        Verdict::Report,
+    ];
+
+    /// Whether carrying it out calls the target.
+    pub fn acts(self) -> bool {
+        matches!(self, Verdict::Trim | Verdict::ExpireThenTrim | Verdict::StartClock)
+    }
+
+    /// The name used in events, subjects and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Trim => "trim",
+            Verdict::ExpireThenTrim => "expire-then-trim",
+            Verdict::StartClock => "start-clock",
+            Verdict::Blocked => "blocked",
+            Verdict::Keep => "keep",
+            Verdict::Nothing => "nothing",
+            Verdict::Skip => "skip",
+            Verdict::Report => "report",
+        }
+    }
+}
+
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One rule that spoke.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Reason {
+    /// Name of the rule.
+    pub rule: String,
+    /// What it says of this resource, for a person.
+    pub says: String,
+    /// What it looked at.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub inputs: BTreeMap<String, String>,
+}
+
+/// The cursor that holds ledgers back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Holder {
+    /// Its name.
+    pub cursor: String,
+    /// Where it stands.
+    pub position: Position,
+    /// Bytes of the ledgers that would go if it did not stand there.
+    pub bytes: i64,
+    /// When its node was last written, milliseconds since 1970.
+    pub since_ms: i64,
+}
+
+/// Expiry of one subscription's messages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Expire {
+    /// The subscription.
+    pub subscription: String,
+    /// Messages older than this many seconds expire.
+    pub ttl_s: i64,
+}
+
+/// What is to be done about one topic.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    /// Deterministic, see [`crate::decision_id`].
+    pub id: Uuid,
+    /// The scan it comes from.
+    pub scan: ScanRef,
+    /// The configured target.
+    pub target: String,
+    /// The resource, canonical.
+    pub subject: String,
+    /// What is to be done.
+    pub verdict: Verdict,
+    /// The metadata it was decided on.
+    pub seen: Seen,
+    /// Hash of the policy it was decided by.
+    pub policy: String,
+    /// Ledgers that the act will free, in order: always a prefix of the topic's list.
+    pub ledgers: Vec<i64>,
+    /// Bytes of those ledgers, one replica.
+    pub bytes: i64,
+    /// Empty or lost ledgers that leave the list when the topic is loaded; they free nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dropped_by_load: Vec<i64>,
+    /// Ledgers whose BookKeeper copy a trim frees because a complete copy is in tiered storage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offloaded_copies: Vec<i64>,
+    /// What to expire first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expire: Vec<Expire>,
+    /// The cursor that holds ledgers back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<Holder>,
+    /// After a visit that cannot free the last ledger: when another one can, milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revisit_ms: Option<i64>,
+    /// Every rule that spoke.
+    pub reasons: Vec<Reason>,
+    /// When it was decided, milliseconds since 1970.
+    pub decided_ms: i64,
+    /// Not to be carried out before, milliseconds since 1970.
+    pub not_before_ms: i64,
+    /// Not to be carried out after, milliseconds since 1970.
+    pub expires_ms: i64,
+}

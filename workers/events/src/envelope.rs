@@ -1,0 +1,309 @@
+//! The envelope: CloudEvents 1.0 attributes around one [`Body`], in structured JSON mode.
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::{Decision, LedgerPage, Outcome, ScanReport, ScanRequest, key_of, shard_of};
+
+/// No event is larger. Larger things go to files or further pages.
+pub const MAX_EVENT_BYTES: usize = 512 * 1024;
+
+/// Why bytes are not an event of ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Invalid(pub String);
+
+impl std::fmt::Display for Invalid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+/// W3C trace context of the span that made the event.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// `traceparent`, when there is one.
+    pub parent: Option<String>,
+    /// `tracestate`, when there is one.
+    pub state: Option<String>,
+}
+
+/// An event. Its data stays as the bytes that came, so that a signature over them can be checked; [`Event::body`] reads
+/// them.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Event {
+    /// Always `1.0`.
+    pub specversion: String,
+    /// Deterministic for decisions and pages, see [`crate::ids`](crate::decision_id).
+    pub id: String,
+    /// `/trimtab/<role>/<instance>`.
+    pub source: String,
+    /// One of the types of [`Body`].
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// `<target>/<canonical resource>`, or the shard for pages.
+    pub subject: String,
+    /// When it was made, RFC 3339.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub time: Timestamp,
+    /// Always `application/json`.
+    pub datacontenttype: String,
+    /// Path of the schema in `schemas/`.
+    pub dataschema: String,
+    /// Configured target.
+    pub target: String,
+    /// Verdict of a decision, status of an outcome, kind of a candidate.
+    pub action: String,
+    /// See [`key_of`].
+    pub key: String,
+    /// W3C trace context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
+    /// W3C trace state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tracestate: Option<String>,
+    /// Public key (nkey) of whoever signed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signer: Option<String>,
+    /// Ed25519 signature over [`Event::signed_bytes`], base64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
+    /// The body, as JSON.
+    #[schemars(with = "serde_json::Value")]
+    pub data: Box<RawValue>,
+}
+
+macro_rules! bodies {
+    ($($(#[$doc:meta])* $name:ident($of:ty) = $kind:literal, $file:literal;)+) => {
+        /// What an event may hold.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum Body { $($(#[$doc])* $name($of),)+ }
+
+        impl Body {
+            /// Every type with the file name of its schema.
+            pub const KINDS: &'static [(&'static str, &'static str)] = &[$(($kind, $file),)+];
+
+            fn names(&self) -> (&'static str, &'static str) {
+                match self { $(Body::$name(_) => ($kind, $file),)+ }
+            }
+
+            fn json(&self) -> serde_json::Result<Box<RawValue>> {
+                match self { $(Body::$name(body) => serde_json::value::to_raw_value(body),)+ }
+            }
+
+            fn parse(kind: &str, data: &RawValue) -> Result<Body, Invalid> {
+                match kind {
+                    $($kind => serde_json::from_str(data.get())
+                        .map(Body::$name)
+                        .map_err(|e| Invalid(format!("data does not fit {}: {e}", $file))),)+
+                    other => Err(Invalid(format!("type {other:?} is not one of ours"))),
+                }
+            }
+
+            /// The JSON Schema of each type.
+            pub(crate) fn schemas(generator: &schemars::generate::SchemaSettings) -> Vec<(&'static str, schemars::Schema)> {
+                vec![$(($file, generator.clone().into_generator().into_root_schema_for::<$of>()),)+]
+            }
+        }
+
+        $(impl From<$of> for Body {
+            fn from(body: $of) -> Self { Body::$name(body) }
+        })+
+    };
+}
+
+bodies! {
+    /// Candidates: topics whose ledgers may be reclaimed.
+    LedgerPage(LedgerPage) = "dev.trimtab.candidate.ledger.v1", "candidate.ledger.v1.json";
+    /// What is to be done about one resource.
+    Decision(Decision) = "dev.trimtab.decision.v1", "decision.v1.json";
+    /// What came of it.
+    Outcome(Outcome) = "dev.trimtab.outcome.v1", "outcome.v1.json";
+    /// Scan this now.
+    ScanRequest(ScanRequest) = "dev.trimtab.scan.request.v1", "scan.request.v1.json";
+    /// What came of a scan.
+    ScanReport(ScanReport) = "dev.trimtab.scan.report.v1", "scan.report.v1.json";
+}
+
+impl Body {
+    /// (target, subject, action, what the key is made of)
+    fn address(&self) -> (String, String, String) {
+        match self {
+            Body::LedgerPage(page) => (String::new(), page.shard.clone(), "ledger".to_owned()),
+            Body::Decision(d) => (d.target.clone(), d.subject.clone(), d.verdict.name().to_owned()),
+            Body::Outcome(o) => (o.target.clone(), o.subject.clone(), o.status.name().to_owned()),
+            Body::ScanRequest(r) => (r.target.clone(), r.id.to_string(), "request".to_owned()),
+            Body::ScanReport(r) => (r.target.clone(), r.scan.id.to_string(), "report".to_owned()),
+        }
+    }
+}
+
+impl Event {
+    /// Wraps `body`. `target` is needed for pages only, which do not name one; the others must agree with it.
+    ///
+    /// # Errors
+    /// When the event would be larger than [`MAX_EVENT_BYTES`].
+    pub fn new(
+        id: impl Into<String>,
+        source: &str,
+        target: &str,
+        time: Timestamp,
+        trace: Trace,
+        body: impl Into<Body>,
+    ) -> Result<Event, Invalid> {
+        let body = body.into();
+        let (kind, file) = body.names();
+        let (_, subject, action) = body.address();
+        let data = body.json().map_err(|e| Invalid(format!("cannot write {kind}: {e}")))?;
+        if data.get().len() > MAX_EVENT_BYTES - 4096 {
+            let length = data.get().len();
+            return Err(Invalid(format!(
+                "{kind} for {subject} has {length} bytes, more than an event may have ({MAX_EVENT_BYTES})"
+            )));
+        }
+        Ok(Event {
+            specversion: "1.0".to_owned(),
+            id: id.into(),
+            source: source.to_owned(),
+            kind: kind.to_owned(),
+            key: key_of(target, &subject),
+            subject: format!("{target}/{subject}"),
+            time,
+            datacontenttype: "application/json".to_owned(),
+            dataschema: format!("schemas/{file}"),
+            target: target.to_owned(),
+            action,
+            traceparent: trace.parent,
+            tracestate: trace.state,
+            signer: None,
+            signature: None,
+            data,
+        })
+    }
+
+    /// Reads the body and checks that the attributes agree with it: queues route by the attributes, so an event whose
+    /// attributes say something else than its data is refused.
+    ///
+    /// # Errors
+    /// When the type is unknown, the data does not fit it, or an attribute disagrees with the data.
+    pub fn body(&self) -> Result<Body, Invalid> {
+        if self.specversion != "1.0" {
+            return Err(Invalid(format!("specversion {:?} is not 1.0", self.specversion)));
+        }
+        let body = Body::parse(&self.kind, &self.data)?;
+        let (target, subject, action) = body.address();
+        if !target.is_empty() && target != self.target {
+            return Err(Invalid(format!("attribute target is {:?}, the data says {target:?}", self.target)));
+        }
+        if self.action != action {
+            return Err(Invalid(format!("attribute action is {:?}, the data says {action:?}", self.action)));
+        }
+        if self.subject != format!("{}/{subject}", self.target) || self.key != key_of(&self.target, &subject) {
+            return Err(Invalid(format!("attributes subject and key do not belong to {subject:?}")));
+        }
+        Ok(body)
+    }
+
+    /// The shard of its key.
+    pub fn shard(&self) -> u32 {
+        shard_of(&self.key)
+    }
+
+    /// The trace context it carries.
+    pub fn trace(&self) -> Trace {
+        Trace { parent: self.traceparent.clone(), state: self.tracestate.clone() }
+    }
+
+    /// What a signature covers: every attribute that routes or identifies, and the data, each with its length before it.
+    pub fn signed_bytes(&self) -> Vec<u8> {
+        let parts = [
+            &*self.id,
+            &self.source,
+            &self.kind,
+            &self.subject,
+            &self.target,
+            &self.action,
+            &self.key,
+            self.data.get(),
+        ];
+        let mut bytes = Vec::with_capacity(self.data.get().len() + 512);
+        for part in parts {
+            bytes.extend_from_slice(&(part.len() as u64).to_be_bytes());
+            bytes.extend_from_slice(part.as_bytes());
+        }
+        bytes
+    }
+
+    /// As JSON.
+    ///
+    /// # Errors
+    /// When the event is larger than [`MAX_EVENT_BYTES`].
+    pub fn to_bytes(&self) -> Result<Vec<u8>, Invalid> {
+        let bytes = serde_json::to_vec(self).map_err(|e| Invalid(format!("cannot write event {}: {e}", self.id)))?;
+        if bytes.len() > MAX_EVENT_BYTES {
+            return Err(Invalid(format!("event {} has {} bytes, more than {MAX_EVENT_BYTES}", self.id, bytes.len())));
+        }
+        Ok(bytes)
+    }
+
+    /// From JSON. Only the envelope is read; [`Event::body`] reads the rest.
+    ///
+    /// # Errors
+    /// When it is not JSON, too large, or not an envelope.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Event, Invalid> {
+        if bytes.len() > MAX_EVENT_BYTES {
+            return Err(Invalid(format!("{} bytes, more than an event may have ({MAX_EVENT_BYTES})", bytes.len())));
+        }
+        serde_json::from_slice(bytes).map_err(|e| Invalid(format!("not an event: {e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ScanRequest, Scope, Trigger};
+
+    fn request() -> Event {
+        let id = uuid::Uuid::from_u128(7);
+        let body = ScanRequest { id, target: "pulsar".into(), scope: Scope::default(), trigger: Trigger::Cli };
+        Event::new(id.to_string(), "/trimtab/cli/x", "pulsar", Timestamp::UNIX_EPOCH, Trace::default(), body)
+            .expect("small")
+    }
+
+    #[test]
+    fn an_event_survives_the_way_through_bytes() {
+        let event = request();
+        let back = Event::from_bytes(&event.to_bytes().expect("small")).expect("ours");
+        assert_eq!(back.body(), event.body());
+        assert_eq!(back.signed_bytes(), event.signed_bytes());
+    }
+
+    #[test]
+    fn attributes_that_disagree_with_the_data_are_refused() {
+        for change in [
+            |e: &mut Event| e.target = "other".into(),
+            |e: &mut Event| e.action = "trim".into(),
+            |e: &mut Event| e.subject = "pulsar/x".into(),
+            |e: &mut Event| e.key = "0".repeat(32),
+            |e: &mut Event| e.kind = "dev.trimtab.decision.v1".into(),
+            |e: &mut Event| e.specversion = "0.3".into(),
+        ] {
+            let mut event = request();
+            change(&mut event);
+            assert!(event.body().is_err(), "{event:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_attributes_and_fields_are_refused() {
+        let text = String::from_utf8(request().to_bytes().expect("small")).expect("utf-8");
+        let extra = text.replacen('{', "{\"extra\":1,", 1);
+        assert!(Event::from_bytes(extra.as_bytes()).is_err());
+        let extra = text.replacen("\"data\":{", "\"data\":{\"extra\":1,", 1);
+        assert!(Event::from_bytes(extra.as_bytes()).expect("the envelope is fine").body().is_err());
+    }
+}

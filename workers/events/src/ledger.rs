@@ -1,0 +1,278 @@
+//! `candidate.ledger`: the ledgers of a topic and everything that decides what may happen to them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Evidence, ScanRef};
+
+/// The most candidates one page holds.
+pub const MAX_PAGE: usize = 64;
+
+/// Up to [`MAX_PAGE`] candidates of one shard, in one event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LedgerPage {
+    /// The scan that saw them.
+    pub scan: ScanRef,
+    /// The shard of the scan (for Pulsar a namespace, `tenant/namespace`).
+    pub shard: String,
+    /// Number of the page within the shard, from 0.
+    pub page: u32,
+    /// The candidates.
+    #[schemars(length(max = 64))]
+    pub candidates: Vec<LedgerCandidate>,
+}
+
+/// What was seen of one topic. All times are milliseconds since 1970 as the target's own clock wrote them; 0 and negative
+/// values mean what the field says, never a moment in 1970.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LedgerCandidate {
+    /// Canonical full name, `persistent://tenant/namespace/topic`.
+    pub subject: String,
+    /// Whose topic it is.
+    pub class: TopicClass,
+    /// Version of the metadata that was read.
+    pub seen: Seen,
+    /// Whether it is a partition, and of what.
+    pub partition: Partition,
+    /// Ledgers of the topic in order of id, without the last one's missing figures filled in. Unknown when the list could
+    /// not be decoded.
+    pub ledgers: Evidence<Vec<LedgerInfo>>,
+    /// What BookKeeper says of the last ledger.
+    pub last: LastLedger,
+    /// Whether a broker has the topic loaded.
+    pub loaded: Loaded,
+    /// Durable cursors of every kind; absent when the topic has none.
+    pub cursors: Evidence<Vec<Cursor>>,
+    /// The topic was terminated: its last ledger is never trimmed.
+    pub terminated: bool,
+    /// The topic is a shadow of another one, whose ledgers it lists.
+    pub shadow: bool,
+    /// Policies in force for it; absent when its namespace has none at all.
+    pub policies: Evidence<Policies>,
+}
+
+/// Version of the metadata that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Seen {
+    /// Data version of the node.
+    pub version: i32,
+    /// Transaction that created the node: differs when a node was deleted and made again.
+    pub created_zxid: i64,
+    /// Transaction that last wrote it.
+    pub modified_zxid: i64,
+    /// When it was last written, milliseconds since 1970.
+    pub modified_ms: i64,
+}
+
+/// Whose topic it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TopicClass {
+    /// A user's topic.
+    User,
+    /// A topic the system keeps for itself.
+    System,
+    /// A name from before Pulsar 2.0 (`property/cluster/namespace`).
+    LegacyName,
+    /// A name whose form is not recognised: kept.
+    UnknownName,
+}
+
+/// Whether a topic is a partition.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Partition {
+    /// Its name does not end in `-partition-<number>`.
+    None,
+    /// A partition of this number.
+    Of {
+        /// Number of the partition, from 0.
+        index: u32,
+        /// How many partitions the partitioned topic has; absent when its node is gone.
+        count: Evidence<u32>,
+    },
+}
+
+/// One ledger of a topic's list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LedgerInfo {
+    /// Ledger id. 0 is a real ledger.
+    pub id: i64,
+    /// Entries, when the list says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entries: Option<i64>,
+    /// Bytes of the entries, one replica, when the list says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<i64>,
+    /// When it was closed; 0 while it is the last one.
+    pub closed_ms: i64,
+    /// Its copy in tiered storage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offload>,
+}
+
+/// A ledger's copy in tiered storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Offload {
+    /// The copy is complete.
+    pub complete: bool,
+    /// BookKeeper's own copy is already gone.
+    pub bookkeeper_deleted: bool,
+    /// When it was offloaded.
+    pub offloaded_ms: i64,
+}
+
+/// What BookKeeper says of the last ledger of a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
+pub enum LastLedger {
+    /// It was not read, or could not be.
+    Unknown {
+        /// Why.
+        why: String,
+    },
+    /// BookKeeper does not know it.
+    Missing,
+    /// Closed.
+    Closed {
+        /// Entries in it.
+        entries: i64,
+        /// Bytes of the entries, one replica.
+        bytes: i64,
+        /// When its node was last written: when it was closed.
+        closed_ms: i64,
+    },
+    /// Open, or in recovery: a broker writes it, or died with it.
+    Open,
+}
+
+/// Whether a broker has the topic loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Loaded {
+    /// No: the last ledger is closed, or there is none.
+    No,
+    /// Yes: the last ledger is open and younger than its bundle's owner.
+    Yes,
+    /// No, but a broker died with it: the last ledger is open and no present owner made it.
+    LeftOver,
+    /// It cannot be told.
+    Unknown {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A durable cursor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Cursor {
+    /// Its plain name.
+    pub name: String,
+    /// What it is.
+    pub kind: CursorKind,
+    /// Everything up to and including this is acknowledged. Unknown when its node could not be decoded.
+    pub mark_delete: Evidence<Position>,
+    /// The position is only a lower bound: the true one is in a cursor ledger.
+    pub lower_bound: bool,
+    /// When its node was last written.
+    pub modified_ms: i64,
+    /// The stored time of last activity, 0 when absent. Proves nothing about idleness.
+    pub last_active_ms: i64,
+}
+
+/// What a cursor is, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CursorKind {
+    /// A user's subscription.
+    Subscription,
+    /// A replicator.
+    Replicator,
+    /// The compaction cursor.
+    Compaction,
+    /// The de-duplication cursor.
+    Dedup,
+    /// A cursor of the transaction machinery.
+    Transaction,
+    /// Named in `additionalSystemCursorNames`.
+    System,
+}
+
+impl CursorKind {
+    /// Whether we let message expiry (TTL) move cursors of this kind: subscriptions only. The broker's own check also moves
+    /// replicators; a replicator whose cluster is down would lose what it has not sent, so we never ask for that.
+    pub fn expires(self) -> bool {
+        self == CursorKind::Subscription
+    }
+}
+
+/// A position in a managed ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Position {
+    /// Ledger id.
+    pub ledger: i64,
+    /// Entry id; -1 is before the first entry.
+    pub entry: i64,
+}
+
+impl std::fmt::Display for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.ledger, self.entry)
+    }
+}
+
+/// Policies in force for a topic, each with the level it comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Policies {
+    /// The namespace is being deleted.
+    pub deleted: bool,
+    /// Retention.
+    pub retention: Setting<Retention>,
+    /// Time to live of messages in seconds; 0 is none.
+    pub ttl_s: Setting<i64>,
+    /// How long BookKeeper's copy stays after offloading, milliseconds; negative is for ever.
+    pub offload_deletion_lag_ms: i64,
+    /// Topic-level policies could not be learned; the text says why. The values above are then the namespace's only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topic_level_unknown: Option<String>,
+}
+
+/// Retention of acknowledged data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Retention {
+    /// Minutes; -1 is for ever, 0 is none.
+    pub minutes: i64,
+    /// MiB; -1 is no limit, 0 is none.
+    pub mib: i64,
+}
+
+/// A value and the level it comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Setting<T> {
+    /// The value.
+    pub value: T,
+    /// Where it is set.
+    pub level: Level,
+}
+
+/// Where a policy is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// The topic.
+    Topic,
+    /// The namespace.
+    Namespace,
+    /// The broker's configuration.
+    Broker,
+}

@@ -1,0 +1,432 @@
+//! The brokers' admin REST API: redirects followed by hand with the credentials kept, only to brokers that are known; calls
+//! paced and bounded for each broker, slower when it slows.
+//!
+//! Source: Pulsar 4.2's `PersistentTopics` resource, as captured from a real broker.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode, Url};
+use serde::Deserialize;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::Instant;
+use trimtab_events::Retention;
+
+use super::names::{TopicName, percent};
+use super::policies::TopicPolicies;
+use crate::Pace;
+use crate::error::{Class, Result, TargetError};
+
+/// How brokers are reached.
+#[derive(Clone)]
+pub struct AdminOptions {
+    /// Web addresses of brokers, `http(s)://host:port`. Calls start at the first that answers; redirects go only to these and
+    /// to brokers registered in the metadata.
+    pub urls: Vec<String>,
+    /// Further `host:port` that redirects may go to.
+    pub allowed_hosts: Vec<String>,
+    /// Token, sent as a bearer.
+    pub token: Option<String>,
+    /// PEM certificate authorities for https.
+    pub ca_pem: Option<Vec<u8>>,
+    /// PEM client certificate and key for https.
+    pub identity_pem: Option<Vec<u8>>,
+    /// How long one call may take. Loading a topic can wait for replication clusters that are down.
+    pub timeout: Duration,
+    /// Calls in flight for each broker.
+    pub concurrency: usize,
+    /// Calls started per second for each broker; 0 is no limit.
+    pub rate: f64,
+    /// A call that takes longer makes the next ones to that broker wait.
+    pub slow: Duration,
+}
+
+impl Default for AdminOptions {
+    fn default() -> Self {
+        AdminOptions {
+            urls: Vec::new(),
+            allowed_hosts: Vec::new(),
+            token: None,
+            ca_pem: None,
+            identity_pem: None,
+            timeout: Duration::from_secs(60),
+            concurrency: 4,
+            rate: 20.0,
+            slow: Duration::from_secs(5),
+        }
+    }
+}
+
+impl std::fmt::Debug for AdminOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AdminOptions")
+            .field("urls", &self.urls)
+            .field("token", &self.token.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Redirects that one call follows. Two are normal: to the leader, and on to the owner.
+const MAX_REDIRECTS: usize = 5;
+/// The longest a broker that keeps being slow or refusing is left alone between two calls.
+const MAX_BACK_OFF: Duration = Duration::from_secs(30);
+
+struct Broker {
+    slots: Semaphore,
+    pace: Pace,
+    back_off: Mutex<BackOff>,
+}
+
+#[derive(Default)]
+struct BackOff {
+    delay: Duration,
+    until: Option<Instant>,
+}
+
+/// A client of the admin API.
+pub struct Admin {
+    http: reqwest::Client,
+    options: AdminOptions,
+    urls: Vec<Url>,
+    allowed: Mutex<Vec<(String, u16)>>,
+    brokers: Mutex<HashMap<String, Arc<Broker>>>,
+}
+
+/// What a topic's statistics say of who is connected.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Connected {
+    pub(crate) producers: usize,
+    pub(crate) consumers: usize,
+}
+
+#[derive(Deserialize)]
+struct RawStats {
+    #[serde(default)]
+    publishers: Vec<serde_json::Value>,
+    #[serde(default)]
+    subscriptions: HashMap<String, RawSubscription>,
+}
+
+#[derive(Deserialize)]
+struct RawSubscription {
+    #[serde(default)]
+    consumers: Vec<serde_json::Value>,
+}
+
+/// The answer to a call that reached a broker.
+#[derive(Debug)]
+struct Answer {
+    status: StatusCode,
+    body: Vec<u8>,
+}
+
+impl Admin {
+    /// A client.
+    ///
+    /// # Errors
+    /// When an address, a certificate or a key is not valid.
+    pub fn new(options: AdminOptions) -> Result<Admin> {
+        let invalid = |what: &str, why: String| TargetError::new(Class::Invalid, what.to_owned(), why);
+        let parse = |url: &String| {
+            let parsed =
+                Url::parse(url).map_err(|e| invalid(&format!("reading the broker address {url:?}"), e.to_string()))?;
+            match (parsed.scheme(), parsed.host_str()) {
+                ("http" | "https", Some(_)) => Ok(parsed),
+                _ => {
+                    Err(invalid(&format!("reading the broker address {url:?}"), "expected http(s)://host:port".into()))
+                }
+            }
+        };
+        let urls: Vec<Url> = options.urls.iter().map(parse).collect::<Result<_>>()?;
+        let mut http = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(options.timeout);
+        if let Some(pem) = &options.ca_pem {
+            let certs = reqwest::Certificate::from_pem_bundle(pem);
+            for cert in
+                certs.map_err(|e| invalid("reading the certificate authorities of the brokers", e.to_string()))?
+            {
+                http = http.add_root_certificate(cert);
+            }
+        }
+        if let Some(pem) = &options.identity_pem {
+            let identity = reqwest::Identity::from_pem(pem);
+            http = http
+                .identity(identity.map_err(|e| invalid("reading the client certificate for brokers", e.to_string()))?);
+        }
+        let http = http.build().map_err(|e| invalid("making an HTTP client", e.to_string()))?;
+        let mut allowed: Vec<(String, u16)> = urls.iter().filter_map(host_of).collect();
+        for host in &options.allowed_hosts {
+            let url = Url::parse(&format!("https://{host}")).ok();
+            let pair = url.as_ref().and_then(host_of).filter(|_| host.contains(':'));
+            allowed.push(
+                pair.ok_or_else(|| {
+                    invalid(&format!("reading the allowed host {host:?}"), "expected host:port".into())
+                })?,
+            );
+        }
+        Pace::new(options.rate).map_err(|e| invalid("reading the rate of calls to brokers", e.to_string()))?;
+        Ok(Admin { http, options, urls, allowed: Mutex::new(allowed), brokers: Mutex::default() })
+    }
+
+    /// Lets redirects go to these web addresses too: the brokers registered in the metadata. The first becomes the place to
+    /// start from when none is configured.
+    pub async fn allow(&self, web_urls: &[String]) {
+        let mut allowed = self.allowed.lock().await;
+        for pair in web_urls.iter().filter_map(|url| host_of(&Url::parse(url).ok()?)) {
+            if !allowed.contains(&pair) {
+                allowed.push(pair);
+            }
+        }
+    }
+
+    async fn broker(&self, url: &Url) -> Result<Arc<Broker>> {
+        let key = host_of(url).map(|(host, port)| format!("{host}:{port}")).unwrap_or_default();
+        let mut brokers = self.brokers.lock().await;
+        if let Some(broker) = brokers.get(&key) {
+            return Ok(broker.clone());
+        }
+        let pace =
+            Pace::new(self.options.rate).map_err(|e| TargetError::new(Class::Bug, format!("calling {key}"), e))?;
+        let broker = Arc::new(Broker {
+            slots: Semaphore::new(self.options.concurrency.max(1)),
+            pace,
+            back_off: Mutex::default(),
+        });
+        brokers.insert(key, broker.clone());
+        Ok(broker)
+    }
+
+    /// One request to one broker: in its turn, and none while it is left alone.
+    async fn send(&self, method: &Method, url: &Url, what: &str) -> Result<(Answer, Option<Url>)> {
+        let broker = self.broker(url).await?;
+        let closed = |e| TargetError::new(Class::Bug, what.to_owned(), e);
+        let _slot = broker.slots.acquire().await.map_err(closed)?;
+        let until = broker.back_off.lock().await.until;
+        if let Some(until) = until {
+            tokio::time::sleep_until(until).await;
+        }
+        broker.pace.one().await;
+        let started = Instant::now();
+        let sent = self.send_once(method, url, what).await;
+        let bad = match &sent {
+            Ok((answer, _)) => answer.status.is_server_error() || answer.status == StatusCode::TOO_MANY_REQUESTS,
+            Err(_) => true,
+        };
+        broker.back_off.lock().await.note(bad || started.elapsed() > self.options.slow);
+        sent
+    }
+
+    async fn send_once(&self, method: &Method, url: &Url, what: &str) -> Result<(Answer, Option<Url>)> {
+        let mut request = self.http.request(method.clone(), url.clone());
+        if let Some(token) = &self.options.token {
+            request = request.bearer_auth(token);
+        }
+        if *method != Method::GET {
+            request = request.header("content-type", "application/json").body("");
+        }
+        let failed = |e: reqwest::Error| {
+            let why = if e.is_timeout() {
+                format!(
+                    "no answer within {} s; whether it was carried out is not known",
+                    self.options.timeout.as_secs()
+                )
+            } else {
+                chain(&e)
+            };
+            TargetError::new(Class::Transient, what.to_owned(), why)
+        };
+        let response = request.send().await.map_err(failed)?;
+        let status = response.status();
+        let location = response.headers().get("location").and_then(|value| value.to_str().ok());
+        let to = location.map(|location| url.join(location)).transpose();
+        let to = to.map_err(|e| {
+            TargetError::new(Class::Transient, what.to_owned(), format!("a redirect to no address: {e}"))
+        })?;
+        let body = response.bytes().await.map_err(failed)?.to_vec();
+        Ok((Answer { status, body }, to.filter(|_| status.is_redirection())))
+    }
+
+    /// One call, followed to the broker that answers it.
+    async fn call(&self, method: Method, path: &str, what: &str) -> Result<Answer> {
+        let mut urls = self.urls.clone();
+        if urls.is_empty() {
+            let why = "no address of a broker is known; set the admin address";
+            return Err(TargetError::new(Class::Invalid, what.to_owned(), why));
+        }
+        let first = urls.remove(0);
+        let mut tried = self.call_from(&first, &method, path, what).await;
+        for other in urls {
+            // Another broker is asked only when nothing was sent: an unanswered call may have been carried out.
+            match &tried {
+                Err(e) if e.why.contains("connect") => tried = self.call_from(&other, &method, path, what).await,
+                _ => break,
+            }
+        }
+        tried
+    }
+
+    async fn call_from(&self, base: &Url, method: &Method, path: &str, what: &str) -> Result<Answer> {
+        let mut url =
+            base.join(&format!("/admin/v2/{path}")).map_err(|e| TargetError::new(Class::Bug, what.to_owned(), e))?;
+        for _ in 0..=MAX_REDIRECTS {
+            let (answer, redirect) = self.send(method, &url, what).await?;
+            let Some(to) = redirect else { return Ok(answer) };
+            let known = host_of(&to).is_some();
+            let allowed = match host_of(&to) {
+                Some(pair) => self.allowed.lock().await.contains(&pair),
+                None => false,
+            };
+            if !known || !allowed || (url.scheme() == "https" && to.scheme() != "https") {
+                let why = format!(
+                    "{url} redirects to {}, which is not a known broker (or not https any more); nothing was sent there. If it \
+                     is one, add it to allowed_hosts",
+                    to.origin().ascii_serialization()
+                );
+                return Err(TargetError::new(Class::Refused, what.to_owned(), why));
+            }
+            url = to;
+        }
+        let why = format!("more than {MAX_REDIRECTS} redirects: the brokers do not agree who owns it");
+        Err(TargetError::new(Class::Transient, what.to_owned(), why))
+    }
+
+    fn judge(&self, answer: &Answer, what: &str) -> Result<()> {
+        let status = answer.status;
+        if status.is_success() {
+            return Ok(());
+        }
+        let says = reason_of(&answer.body);
+        let (class, advice) = match status.as_u16() {
+            401 | 403 => (
+                Class::Refused,
+                "; check the token and that its role may do this (topic operation TRIM_TOPIC: tenant admin or superuser)",
+            ),
+            404 => (Class::Gone, ""),
+            405 | 409 => (Class::Refused, ""),
+            400 | 406 | 422 => (Class::Invalid, ""),
+            _ => (Class::Transient, ""),
+        };
+        Err(TargetError::new(class, what.to_owned(), format!("the broker answers {status}: {says}{advice}")))
+    }
+
+    async fn checked(&self, method: Method, path: &str, what: String) -> Result<Answer> {
+        let answer = self.call(method, path, &what).await?;
+        self.judge(&answer, &what)?;
+        Ok(answer)
+    }
+
+    /// Has the owner trim a topic. Loads it.
+    pub(crate) async fn trim(&self, name: &TopicName) -> Result<()> {
+        let path = format!("{}/trim", name.admin_path());
+        self.checked(Method::POST, &path, format!("trimming {}", name.subject())).await.map(|_| ())
+    }
+
+    /// Has the owner expire messages of a subscription. False when there is nothing to expire, or an expiry is running.
+    pub(crate) async fn expire(&self, name: &TopicName, subscription: &str, ttl_s: i64) -> Result<bool> {
+        let path = format!("{}/subscription/{}/expireMessages/{ttl_s}", name.admin_path(), percent(subscription));
+        let what = format!("expiring messages of {subscription:?} on {} older than {ttl_s} s", name.subject());
+        let answer = self.call(Method::POST, &path, &what).await?;
+        if answer.status == StatusCode::CONFLICT {
+            return Ok(false);
+        }
+        self.judge(&answer, &what).map(|()| true)
+    }
+
+    /// Closes a topic. Loads it first when it is not loaded, so it is called only right after a visit.
+    pub(crate) async fn unload(&self, name: &TopicName) -> Result<()> {
+        let path = format!("{}/unload", name.admin_path());
+        self.checked(Method::PUT, &path, format!("closing {}", name.subject())).await.map(|_| ())
+    }
+
+    /// Who is connected to a topic. Loads it when it is not loaded, so it is called only right after a visit.
+    pub(crate) async fn connected(&self, name: &TopicName) -> Result<Connected> {
+        let what = format!("reading the statistics of {}", name.subject());
+        let answer = self.checked(Method::GET, &format!("{}/stats", name.admin_path()), what.clone()).await?;
+        let raw: RawStats =
+            serde_json::from_slice(&answer.body).map_err(|e| TargetError::new(Class::Transient, what, e))?;
+        let consumers = raw.subscriptions.values().map(|subscription| subscription.consumers.len()).sum();
+        Ok(Connected { producers: raw.publishers.len(), consumers })
+    }
+
+    /// What a topic sets for itself. Can load the topics of a bundle, see the module documentation of [`crate::pulsar`].
+    ///
+    /// # Errors
+    /// When the broker does not answer or the answer is not understood.
+    pub async fn topic_policies(&self, name: &TopicName) -> Result<TopicPolicies> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Raw {
+            retention_time_in_minutes: i64,
+            #[serde(rename = "retentionSizeInMB")]
+            retention_size_in_mb: i64,
+        }
+        let base = format!("persistent/{}/{}", name.namespace, percent(name.base()));
+        let retention: Option<Raw> = self.optional(&format!("{base}/retention"), name).await?;
+        let ttl_s: Option<i64> = self.optional(&format!("{base}/messageTTL"), name).await?;
+        let retention =
+            retention.map(|raw| Retention { minutes: raw.retention_time_in_minutes, mib: raw.retention_size_in_mb });
+        Ok(TopicPolicies { retention, ttl_s })
+    }
+
+    async fn optional<T: serde::de::DeserializeOwned>(&self, path: &str, name: &TopicName) -> Result<Option<T>> {
+        let what = format!("asking for the policies of {}", name.base_subject());
+        let answer = self.checked(Method::GET, path, what.clone()).await?;
+        if answer.body.iter().all(u8::is_ascii_whitespace) {
+            return Ok(None);
+        }
+        serde_json::from_slice(&answer.body).map_err(|e| TargetError::new(Class::Transient, what, e))
+    }
+
+    /// The brokers' settings, as text by name. Needs a superuser; has no side effects.
+    ///
+    /// # Errors
+    /// When the broker does not answer or refuses.
+    pub async fn runtime_configuration(&self) -> Result<HashMap<String, String>> {
+        let what = "reading the brokers' configuration".to_owned();
+        let answer = self.checked(Method::GET, "brokers/configuration/runtime", what.clone()).await?;
+        serde_json::from_slice(&answer.body).map_err(|e| TargetError::new(Class::Transient, what, e))
+    }
+}
+
+impl BackOff {
+    /// Doubles the wait after a slow or refused call, halves it after a good one.
+    fn note(&mut self, bad: bool) {
+        self.delay = if bad {
+            (self.delay * 2).clamp(Duration::from_millis(100), MAX_BACK_OFF)
+        } else if self.delay < Duration::from_millis(50) {
+            Duration::ZERO
+        } else {
+            self.delay / 2
+        };
+        self.until = (!self.delay.is_zero()).then(|| Instant::now() + self.delay);
+    }
+}
+
+fn host_of(url: &Url) -> Option<(String, u16)> {
+    Some((url.host_str()?.to_ascii_lowercase(), url.port_or_known_default()?))
+}
+
+/// The reason in a broker's answer, short and on one line.
+fn reason_of(body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Raw {
+        reason: String,
+    }
+    let text = match serde_json::from_slice::<Raw>(body) {
+        Ok(raw) => raw.reason,
+        Err(_) => String::from_utf8_lossy(body).into_owned(),
+    };
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().take(300).collect()
+}
+
+fn chain(e: &dyn std::error::Error) -> String {
+    let mut text = e.to_string();
+    let mut source = e.source();
+    while let Some(next) = source {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        source = next.source();
+    }
+    text
+}

@@ -1,0 +1,516 @@
+//! The topics of a live cluster, from its ZooKeeper. No topic is loaded by looking.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use tokio::sync::{Mutex, OnceCell};
+use trimtab_events::{Cursor, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, Scope};
+
+use super::assemble::{self, CHANGE_EVENTS, Namespace, Settings};
+use super::names::{self, TopicName};
+use super::policies::{self, NamespacePolicies, TopicLevel, TopicPolicies};
+use super::scope::ScopeFilter;
+use super::zk::Zk;
+use crate::error::{Class, Result, TargetError};
+use crate::{Inventory, Item, Reads, ReadsOf};
+
+/// Requests for the cursors of one topic that are in flight at once.
+const CURSOR_WINDOW: usize = 16;
+
+/// Asks somebody for the policies that topics of a namespace set for themselves.
+pub trait AskPolicies: Send + Sync {
+    /// The policies of one topic, by its name without `-partition-<n>`.
+    fn topic_policies<'a>(&'a self, name: &'a TopicName) -> BoxFuture<'a, Result<TopicPolicies>>;
+    /// Records evidence that asking may erase. Must be stored before it returns.
+    fn record<'a>(&'a self, evidence: &'a [LedgerCandidate]) -> BoxFuture<'a, Result<()>>;
+}
+
+/// How BookKeeper lays out its ledgers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    Flat,
+    Hierarchical,
+    Long,
+}
+
+/// The live inventory.
+pub struct PulsarInventory {
+    zk: Zk,
+    settings: Settings,
+    ask: Option<Arc<dyn AskPolicies>>,
+    layout: OnceCell<std::result::Result<Layout, String>>,
+    stored_policies: OnceCell<bool>,
+}
+
+/// A namespace while it is scanned.
+struct Open {
+    name: String,
+    facts: Namespace,
+    topics: Vec<String>,
+    legacy: Vec<String>,
+    partitioned: Evidence<Vec<String>>,
+    counts: Mutex<HashMap<String, Evidence<u32>>>,
+    locks: Mutex<HashMap<String, i64>>,
+    must_ask: bool,
+}
+
+impl PulsarInventory {
+    /// An inventory over a reader.
+    pub fn new(zk: Zk, settings: Settings, ask: Option<Arc<dyn AskPolicies>>) -> PulsarInventory {
+        PulsarInventory { zk, settings, ask, layout: OnceCell::new(), stored_policies: OnceCell::new() }
+    }
+
+    /// The reader.
+    pub fn zk(&self) -> &Zk {
+        &self.zk
+    }
+
+    async fn layout(&self) -> Result<std::result::Result<Layout, String>> {
+        let read = || async {
+            let root = &self.settings.ledgers_root;
+            match self.zk.get(&format!("{root}/LAYOUT")).await? {
+                Some((value, _)) => Ok(layout_of(&value)),
+                // Pulsar's own metadata driver writes no LAYOUT and uses the hierarchical one.
+                None if self.zk.stat(root).await?.is_some() => Ok(Ok(Layout::Hierarchical)),
+                None => Ok(Err(format!("BookKeeper's root {root} does not exist; set ledgers_root"))),
+            }
+        };
+        self.layout.get_or_try_init(read).await.cloned()
+    }
+
+    async fn ledger_path(&self, id: i64) -> Result<std::result::Result<String, String>> {
+        let root = &self.settings.ledgers_root;
+        let path = |layout| names::ledger_path(root, layout == Layout::Flat, layout == Layout::Long, id);
+        Ok(self.layout().await?.map(path))
+    }
+
+    /// Web addresses of the brokers that are registered now.
+    pub(super) async fn brokers(&self) -> Result<Vec<String>> {
+        #[derive(serde::Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Raw {
+            web_service_url: Option<String>,
+            web_service_url_tls: Option<String>,
+        }
+        let mut urls = Vec::new();
+        for broker in self.zk.children("/loadbalance/brokers").await?.unwrap_or_default() {
+            if let Some((value, _)) = self.zk.get(&format!("/loadbalance/brokers/{broker}")).await?
+                && let Ok(raw) = serde_json::from_slice::<Raw>(&value)
+            {
+                urls.extend([raw.web_service_url, raw.web_service_url_tls].into_iter().flatten());
+            }
+        }
+        Ok(urls)
+    }
+
+    /// The node of a ledger; none when the layout is not known.
+    pub(super) async fn ledger_node(&self, id: i64) -> Result<Option<String>> {
+        Ok(self.ledger_path(id).await?.ok())
+    }
+
+    /// BookKeeper's root and the node that says how it is laid out.
+    pub(super) fn ledger_roots(&self) -> [String; 2] {
+        let root = &self.settings.ledgers_root;
+        [root.clone(), format!("{root}/LAYOUT")]
+    }
+
+    /// The last ledger of a topic, and the transaction that made it.
+    async fn last_ledger(&self, id: i64) -> Result<(LastLedger, Option<i64>)> {
+        let path = match self.ledger_path(id).await? {
+            Ok(path) => path,
+            Err(why) => return Ok((LastLedger::Unknown { why }, None)),
+        };
+        Ok(match self.zk.get(&path).await? {
+            Some((value, stat)) => (assemble::last_ledger(&value, stat), Some(stat.created_zxid)),
+            None => (LastLedger::Missing, None),
+        })
+    }
+
+    async fn namespace_policies(&self, name: &str) -> Result<Evidence<NamespacePolicies>> {
+        Ok(match self.zk.get(&format!("/admin/policies/{name}")).await? {
+            Some((value, _)) => NamespacePolicies::parse(&value).map_or_else(Evidence::Unknown, Evidence::Present),
+            None if self.zk.stat("/admin/policies").await?.is_some() => Evidence::Absent,
+            None => Evidence::Unknown("/admin/policies does not exist here: policies may live in another store".into()),
+        })
+    }
+
+    async fn facts(&self, name: &str, has_change_events: &[String]) -> Result<(Namespace, bool)> {
+        let policies = self.namespace_policies(name).await?;
+        let boundaries = match self.zk.get(&format!("/admin/local-policies/{name}")).await? {
+            Some((value, _)) => policies::boundaries(&value).map_or_else(Evidence::Unknown, Evidence::Present),
+            None => Evidence::Absent,
+        };
+        let topic_level = self.topic_level(name, has_change_events).await?;
+        let must_ask = self.ask.is_some() && topic_level == TopicLevel::Unknown(CHANGE_EVENTS.to_owned());
+        Ok((Namespace { policies, boundaries, topic_level }, must_ask))
+    }
+
+    async fn topic_level(&self, namespace: &str, change_events: &[String]) -> Result<TopicLevel> {
+        if let Some(known) = &self.settings.topic_policies {
+            return Ok(TopicLevel::Known(known.clone()));
+        }
+        for topic in change_events {
+            let path = format!("/managed-ledgers/{namespace}/persistent/{topic}");
+            let Some((value, _)) = self.zk.get(&path).await? else { continue };
+            let last = match super::metadata::managed_ledger_info(&value) {
+                Ok(list) => match list.ledgers.last() {
+                    Some(info) => self.last_ledger(info.id).await?.0,
+                    None => LastLedger::Missing,
+                },
+                Err(e) => LastLedger::Unknown { why: e.to_string() },
+            };
+            match assemble::change_events_empty(&value, &last) {
+                Ok(true) => {}
+                Ok(false) => return Ok(TopicLevel::Unknown(CHANGE_EVENTS.to_owned())),
+                Err(why) => return Ok(TopicLevel::Unknown(why)),
+            }
+        }
+        self.stored_topic_level(namespace).await
+    }
+
+    /// Policies that brokers keep below `/admin/topic-policies`. A topic's local ones go before its global ones.
+    async fn stored_topic_level(&self, namespace: &str) -> Result<TopicLevel> {
+        let exists = || async { Ok::<_, TargetError>(self.zk.stat("/admin/topic-policies").await?.is_some()) };
+        if !*self.stored_policies.get_or_try_init(exists).await? {
+            return Ok(TopicLevel::Known(Arc::default()));
+        }
+        let mut all: BTreeMap<String, TopicPolicies> = BTreeMap::new();
+        for kind in ["global", "local"] {
+            let root = format!("/admin/topic-policies/{kind}/{namespace}/persistent");
+            for encoded in self.zk.children(&root).await?.unwrap_or_default() {
+                let Some((value, _)) = self.zk.get(&format!("{root}/{encoded}")).await? else { continue };
+                let Some(local) = names::decode(&encoded) else {
+                    return Ok(TopicLevel::Unknown(format!("{root}/{encoded} is not a name of a topic")));
+                };
+                match policies::stored_topic_policies(&value) {
+                    Ok(own) => {
+                        let entry = all.entry(format!("persistent://{namespace}/{local}")).or_default();
+                        entry.retention = own.retention.or(entry.retention);
+                        entry.ttl_s = own.ttl_s.or(entry.ttl_s);
+                    }
+                    Err(why) => return Ok(TopicLevel::Unknown(format!("{root}/{encoded}: {why}"))),
+                }
+            }
+        }
+        Ok(TopicLevel::Known(Arc::new(all)))
+    }
+
+    async fn open(&self, name: &str) -> Result<Option<Open>> {
+        let Some(mut topics) = self.zk.children(&format!("/managed-ledgers/{name}/persistent")).await? else {
+            return self.open_legacy(name).await;
+        };
+        let change_events: Vec<String> = topics.iter().filter(|t| is_change_events(t)).cloned().collect();
+        let (facts, must_ask) = self.facts(name, &change_events).await?;
+        let partitioned = match self.zk.children(&format!("/admin/partitioned-topics/{name}/persistent")).await {
+            Ok(names) => Evidence::Present(names.unwrap_or_default()),
+            Err(e) => Evidence::Unknown(e.to_string()),
+        };
+        topics.sort_unstable();
+        Ok(Some(Open {
+            name: name.to_owned(),
+            facts,
+            topics,
+            legacy: Vec::new(),
+            partitioned,
+            counts: Mutex::default(),
+            locks: Mutex::default(),
+            must_ask,
+        }))
+    }
+
+    /// Names from before Pulsar 2.0 have the cluster where others have the namespace.
+    async fn open_legacy(&self, name: &str) -> Result<Option<Open>> {
+        let Some(namespaces) = self.zk.children(&format!("/managed-ledgers/{name}")).await? else { return Ok(None) };
+        let mut legacy = Vec::new();
+        for namespace in namespaces {
+            let path = format!("/managed-ledgers/{name}/{namespace}/persistent");
+            let topics = self.zk.children(&path).await?.unwrap_or_default();
+            legacy.extend(topics.into_iter().map(|topic| format!("{name}/{namespace}/persistent/{topic}")));
+        }
+        Ok(Some(Open {
+            name: name.to_owned(),
+            facts: Namespace::unread(),
+            topics: Vec::new(),
+            legacy,
+            partitioned: Evidence::not_read(),
+            counts: Mutex::default(),
+            locks: Mutex::default(),
+            must_ask: false,
+        }))
+    }
+
+    async fn partition_count(&self, open: &Open, name: &TopicName) -> Result<Evidence<u32>> {
+        if let Evidence::Present(all) = &open.partitioned {
+            let encoded = names::encode(name.base());
+            if all.binary_search(&encoded).is_err() {
+                return Ok(Evidence::Absent);
+            }
+        }
+        if let Some(known) = open.counts.lock().await.get(name.base()) {
+            return Ok(known.clone());
+        }
+        let count = match self.zk.get(&name.partitioned_path()).await? {
+            Some((value, _)) => policies::partitions(&value),
+            None => Evidence::Absent,
+        };
+        open.counts.lock().await.insert(name.base().to_owned(), count.clone());
+        Ok(count)
+    }
+
+    /// The lock of a topic's bundle, read after the ledger it is compared with.
+    async fn lock(&self, open: &Open, name: &TopicName, ledger_created_zxid: i64) -> Result<Evidence<i64>> {
+        let bundle = match open.facts.bundle(name) {
+            Ok(bundle) => bundle,
+            Err(why) => return Ok(Evidence::Unknown(why)),
+        };
+        // A lock that was seen to be older than the ledger stays so; anything else may have changed.
+        if let Some(known) = open.locks.lock().await.get(&bundle).filter(|lock| ledger_created_zxid > **lock) {
+            return Ok(Evidence::Present(*known));
+        }
+        match self.zk.stat(&format!("/namespace/{}/{bundle}", open.name)).await? {
+            Some(stat) if stat.ephemeral => {
+                open.locks.lock().await.insert(bundle, stat.created_zxid);
+                Ok(Evidence::Present(stat.created_zxid))
+            }
+            _ if self.zk.stat("/loadbalance/extension").await?.is_some() => {
+                Ok(Evidence::Unknown("the extensible load manager keeps the owners of bundles elsewhere".to_owned()))
+            }
+            _ => Ok(Evidence::Absent),
+        }
+    }
+
+    async fn cursors(&self, name: &TopicName) -> Result<Evidence<Vec<Cursor>>> {
+        let path = name.path();
+        let Some(encoded) = self.zk.children(&path).await? else {
+            return Ok(Evidence::Unknown("the topic went away while its cursors were read".to_owned()));
+        };
+        let read = |encoded: String| {
+            let path = format!("{path}/{encoded}");
+            async move {
+                let got = self.zk.get(&path).await?;
+                // A cursor that was deleted since the listing holds nothing any more.
+                Ok::<_, TargetError>(got.map(|(value, stat)| assemble::cursor(&encoded, stat, &value, &self.settings)))
+            }
+        };
+        let all: Vec<Option<Cursor>> = stream::iter(encoded).map(read).buffered(CURSOR_WINDOW).try_collect().await?;
+        let all: Vec<Cursor> = all.into_iter().flatten().collect();
+        Ok(if all.is_empty() { Evidence::Absent } else { Evidence::Present(all) })
+    }
+
+    /// One topic, with what `reads` asks for. None when it went away.
+    async fn topic(&self, open: &Open, name: &TopicName, reads: ReadsOf<'_>) -> Result<Option<LedgerCandidate>> {
+        let (value, stat) = match self.zk.get(&name.path()).await {
+            Ok(Some(got)) => got,
+            Ok(None) => return Ok(None),
+            Err(e) if e.class() == Class::Refused => {
+                return Ok(Some(unreadable(name, &open.facts, &self.settings, &e)));
+            }
+            Err(e) => return Err(e),
+        };
+        let mut topic = assemble::topic(name, stat, &value, &open.facts, &self.settings);
+        if topic.class != trimtab_events::TopicClass::User {
+            return Ok(Some(topic));
+        }
+        if let Partition::Of { index, count } = &topic.partition
+            && count.is_not_read()
+            && reads(&topic).partition
+        {
+            topic.partition = Partition::Of { index: *index, count: self.partition_count(open, name).await? };
+        }
+        if reads(&topic).last {
+            let list = topic.ledgers.present().and_then(|list| list.last()).map(|info| info.id);
+            let Some(id) = list else { return Ok(Some(topic)) };
+            let (last, created_zxid) = self.last_ledger(id).await?;
+            topic.loaded = match (&last, created_zxid) {
+                (LastLedger::Open, Some(created)) => assemble::loaded(created, &self.lock(open, name, created).await?),
+                (LastLedger::Unknown { why }, _) => Loaded::Unknown { why: why.clone() },
+                _ => Loaded::No,
+            };
+            topic.last = last;
+        }
+        if topic.cursors.is_not_read() && reads(&topic).cursors {
+            topic.cursors = self.cursors(name).await?;
+        }
+        Ok(Some(topic))
+    }
+
+    /// A namespace whose topic policies must be asked for: everything is read and recorded before the first call, since the
+    /// call can load a bundle and erase the evidence.
+    async fn ask_all(&self, open: &Open, names: &[TopicName]) -> Result<Vec<Item>> {
+        let Some(ask) = self.ask.clone() else { return Ok(Vec::new()) };
+        let facts: &Open = open;
+        let read = |name: TopicName| async move {
+            let topic = self.topic(facts, &name, &|_| Reads::ALL).await?;
+            Ok::<_, TargetError>(topic.map(|topic| (name, topic)))
+        };
+        let seen = stream::iter(names.to_vec()).map(read).buffered(self.zk.window());
+        let seen: Vec<Option<(TopicName, LedgerCandidate)>> = seen.try_collect().await?;
+        let mut topics: Vec<(TopicName, LedgerCandidate)> = seen.into_iter().flatten().collect();
+        let evidence: Vec<LedgerCandidate> = topics.iter().map(|(_, topic)| topic.clone()).collect();
+        ask.record(&evidence).await?;
+        let mut known: BTreeMap<String, TopicPolicies> = BTreeMap::new();
+        for (name, topic) in &mut topics {
+            if topic.class != trimtab_events::TopicClass::User {
+                continue;
+            }
+            let base = name.base_subject();
+            if !known.contains_key(&base) {
+                match ask.topic_policies(name).await {
+                    Ok(own) => {
+                        known.insert(base.clone(), own);
+                    }
+                    Err(e) => {
+                        let level = TopicLevel::Unknown(format!("asking a broker failed: {e}"));
+                        topic.policies = policies::effective(&open.facts.policies, &level, name, &self.settings);
+                        continue;
+                    }
+                }
+            }
+            let own = known.get(&base).copied().map(|own| (base, own));
+            let level = TopicLevel::Known(Arc::new(own.into_iter().collect()));
+            topic.policies = policies::effective(&open.facts.policies, &level, name, &self.settings);
+        }
+        Ok(topics.into_iter().map(|(_, topic)| Item::Topic(Box::new(topic))).collect())
+    }
+}
+
+fn is_change_events(encoded: &str) -> bool {
+    encoded == "__change_events" || encoded.starts_with("__change_events-partition-")
+}
+
+fn layout_of(value: &[u8]) -> std::result::Result<Layout, String> {
+    let text = String::from_utf8_lossy(value);
+    let factory = text.lines().nth(1).and_then(|line| line.rsplit_once(':')).map_or("", |(factory, _)| factory);
+    match factory.rsplit('.').next().unwrap_or_default() {
+        "FlatLedgerManagerFactory" => Ok(Layout::Flat),
+        "HierarchicalLedgerManagerFactory" | "LegacyHierarchicalLedgerManagerFactory" => Ok(Layout::Hierarchical),
+        "LongHierarchicalLedgerManagerFactory" => Ok(Layout::Long),
+        other => Err(format!("BookKeeper's ledger layout {other:?} is not known")),
+    }
+}
+
+fn unreadable(name: &TopicName, facts: &Namespace, settings: &Settings, error: &TargetError) -> LedgerCandidate {
+    let stat = assemble::Stat {
+        created_zxid: 0,
+        modified_zxid: 0,
+        modified_ms: 0,
+        version: -1,
+        children: 0,
+        ephemeral: false,
+    };
+    let mut topic = assemble::topic(name, stat, &[], facts, settings);
+    topic.ledgers = Evidence::Unknown(error.to_string());
+    topic.cursors = Evidence::Unknown(error.to_string());
+    topic
+}
+
+impl Inventory for PulsarInventory {
+    fn identity(&self) -> BoxFuture<'_, Result<String>> {
+        async move {
+            let root = self.zk.stat("/managed-ledgers").await?;
+            let root = root.map_or("none".to_owned(), |stat| stat.created_zxid.to_string());
+            Ok(format!("pulsar zk://{} managed-ledgers@{root}", self.zk.servers()))
+        }
+        .boxed()
+    }
+
+    fn shards<'a>(&'a self, scope: &'a Scope) -> BoxFuture<'a, Result<Vec<String>>> {
+        async move {
+            let filter = ScopeFilter::new(scope)?;
+            if let Some(one) = filter.only_namespace() {
+                return Ok(vec![one.to_owned()]);
+            }
+            let tenants = match filter.only_tenant() {
+                Some(tenant) => vec![tenant.to_owned()],
+                None => self.zk.children("/managed-ledgers").await?.ok_or_else(|| {
+                    let why = "there is no such node; is the address (and its chroot) that of a Pulsar cluster?";
+                    TargetError::new(Class::Invalid, "listing /managed-ledgers in ZooKeeper", why)
+                })?,
+            };
+            let list = |tenant: String| async move {
+                let namespaces = self.zk.children(&format!("/managed-ledgers/{tenant}")).await?.unwrap_or_default();
+                Ok::<_, TargetError>(namespaces.into_iter().map(|ns| format!("{tenant}/{ns}")).collect::<Vec<_>>())
+            };
+            let shards: Vec<Vec<String>> =
+                stream::iter(tenants).map(list).buffered(self.zk.window()).try_collect().await?;
+            Ok(shards.into_iter().flatten().filter(|shard| filter.shard(shard)).collect())
+        }
+        .boxed()
+    }
+
+    fn scan<'a>(&'a self, shard: &'a str, scope: &'a Scope, reads: ReadsOf<'a>) -> BoxStream<'a, Result<Item>> {
+        let opened = async move {
+            let filter = ScopeFilter::new(scope)?;
+            let Some(mut open) = self.open(shard).await? else { return Ok(stream::empty().boxed()) };
+            let mut paths = std::mem::take(&mut open.legacy);
+            let topics = std::mem::take(&mut open.topics);
+            paths.extend(topics.into_iter().map(|topic| format!("{shard}/persistent/{topic}")));
+            let mut names = Vec::with_capacity(paths.len());
+            let mut odd = Vec::new();
+            for path in paths {
+                match TopicName::of_managed_ledger(&path) {
+                    Some(name) if filter.topic(&name) => names.push(name),
+                    Some(_) => {}
+                    None => odd.push(Ok(Item::Problem(format!("/managed-ledgers/{path} is not a topic's name: kept")))),
+                }
+            }
+            if open.must_ask {
+                odd.extend(self.ask_all(&open, &names).await?.into_iter().map(Ok));
+                return Ok(stream::iter(odd).boxed());
+            }
+            let open = Arc::new(open);
+            let read = move |name: TopicName| {
+                let open = open.clone();
+                async move { Ok(self.topic(&open, &name, reads).await?.map(|topic| Item::Topic(Box::new(topic)))) }
+            };
+            let topics = stream::iter(names).map(read).buffer_unordered(self.zk.window());
+            let topics = topics.filter_map(|got| futures::future::ready(got.transpose()));
+            Ok::<_, TargetError>(stream::iter(odd).chain(topics).boxed())
+        };
+        stream::once(opened)
+            .flat_map(|opened| opened.unwrap_or_else(|e| stream::once(futures::future::ready(Err(e))).boxed()))
+            .boxed()
+    }
+
+    fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<LedgerCandidate>>> {
+        async move {
+            let Some(name) = TopicName::of_subject(subject) else {
+                let why = "it is not a topic's name; expected persistent://tenant/namespace/topic";
+                return Err(TargetError::new(Class::Invalid, format!("reading {subject:?}"), why));
+            };
+            let mut change_events = Vec::new();
+            for topic in ["__change_events", "__change_events-partition-0"] {
+                if self.zk.stat(&format!("/managed-ledgers/{}/persistent/{topic}", name.namespace)).await?.is_some() {
+                    change_events.push(topic.to_owned());
+                }
+            }
+            let (facts, must_ask) = self.facts(&name.namespace, &change_events).await?;
+            let open = Open {
+                name: name.namespace.clone(),
+                facts,
+                topics: Vec::new(),
+                legacy: Vec::new(),
+                partitioned: Evidence::not_read(),
+                counts: Mutex::default(),
+                locks: Mutex::default(),
+                must_ask,
+            };
+            if open.must_ask {
+                let names = [name];
+                let asked = self.ask_all(&open, &names).await?;
+                return Ok(asked.into_iter().find_map(|item| match item {
+                    Item::Topic(topic) => Some(*topic),
+                    Item::Problem(_) => None,
+                }));
+            }
+            self.topic(&open, &name, &|_| Reads::ALL).await
+        }
+        .boxed()
+    }
+
+    fn operations(&self) -> u64 {
+        self.zk.pace().made()
+    }
+}

@@ -1,0 +1,380 @@
+//! The values of managed-ledger, cursor and ledger nodes.
+//!
+//! Sources: `MLDataFormats.proto` of Pulsar 4.2 (with `MetadataCompressionConfig`'s header), `DataFormats.proto` and
+//! `LedgerMetadataSerDe` of BookKeeper 4.17.
+
+use std::io::Read;
+
+use prost::Message;
+use trimtab_events::{Offload, Position};
+
+/// Why a value could not be decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Undecodable(pub String);
+
+fn bad(why: impl std::fmt::Display) -> Undecodable {
+    Undecodable(why.to_string())
+}
+
+/// No value of a metadata store is larger, compressed or not.
+const MAX_VALUE: usize = 64 * 1024 * 1024;
+
+#[derive(Clone, PartialEq, Message)]
+struct NestedPosition {
+    #[prost(int64, optional, tag = "1")]
+    ledger: Option<i64>,
+    #[prost(int64, optional, tag = "2")]
+    entry: Option<i64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct KeyValue {
+    #[prost(string, tag = "1")]
+    key: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct OffloadContext {
+    #[prost(bool, tag = "3")]
+    complete: bool,
+    #[prost(bool, tag = "4")]
+    bookkeeper_deleted: bool,
+    #[prost(int64, tag = "5")]
+    timestamp: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RawLedgerInfo {
+    #[prost(int64, optional, tag = "1")]
+    ledger_id: Option<i64>,
+    #[prost(int64, optional, tag = "2")]
+    entries: Option<i64>,
+    #[prost(int64, optional, tag = "3")]
+    size: Option<i64>,
+    #[prost(int64, tag = "4")]
+    timestamp: i64,
+    #[prost(message, optional, tag = "5")]
+    offload: Option<OffloadContext>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RawManagedLedgerInfo {
+    #[prost(message, repeated, tag = "1")]
+    ledgers: Vec<RawLedgerInfo>,
+    #[prost(message, optional, tag = "2")]
+    terminated: Option<NestedPosition>,
+    #[prost(message, repeated, tag = "3")]
+    properties: Vec<KeyValue>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RawCursorInfo {
+    #[prost(int64, optional, tag = "1")]
+    cursors_ledger: Option<i64>,
+    #[prost(int64, optional, tag = "2")]
+    mark_delete_ledger: Option<i64>,
+    #[prost(int64, optional, tag = "3")]
+    mark_delete_entry: Option<i64>,
+    #[prost(int64, tag = "6")]
+    last_active: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RawLedgerMetadata {
+    #[prost(int64, tag = "3")]
+    length: i64,
+    #[prost(int64, optional, tag = "4")]
+    last_entry: Option<i64>,
+    #[prost(int32, optional, tag = "5")]
+    state: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct CompressionHeader {
+    #[prost(int32, optional, tag = "1")]
+    kind: Option<i32>,
+    #[prost(int32, optional, tag = "2")]
+    size: Option<i32>,
+}
+
+/// A topic's list of ledgers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ManagedLedger {
+    /// Sorted by id: the stored list need not be (offloading moves entries to its end).
+    pub ledgers: Vec<trimtab_events::LedgerInfo>,
+    /// The topic was terminated.
+    pub terminated: bool,
+    /// It is the shadow of another topic.
+    pub shadow: bool,
+}
+
+/// A cursor's position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CursorInfo {
+    /// Everything up to and including this is acknowledged.
+    pub mark_delete: Position,
+    /// The true position is in a cursor ledger; this one is a lower bound.
+    pub lower_bound: bool,
+    /// Stored time of last activity, 0 when absent.
+    pub last_active_ms: i64,
+}
+
+/// A BookKeeper ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LedgerState {
+    /// Open or in recovery.
+    Open,
+    /// Closed.
+    Closed {
+        /// Entries in it.
+        entries: i64,
+        /// Bytes of the entries, one replica.
+        bytes: i64,
+    },
+}
+
+/// Undoes Pulsar's compression of metadata values: `0x47 0x78`, the length of a header, the header, the compressed value. No
+/// protobuf message of these kinds begins with those bytes.
+fn decompress(value: &[u8]) -> Result<std::borrow::Cow<'_, [u8]>, Undecodable> {
+    let Some(rest) = value.strip_prefix(&[0x47, 0x78]) else { return Ok(value.into()) };
+    let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(|| bad("compressed value ends in its header"))?;
+    let length = usize::try_from(u32::from_be_bytes(*length)).map_err(bad)?;
+    let (header, body) = rest.split_at_checked(length).ok_or_else(|| bad("compressed value ends in its header"))?;
+    let header = CompressionHeader::decode(header).map_err(|e| bad(format!("compression header: {e}")))?;
+    let size = usize::try_from(header.size.unwrap_or(-1)).map_err(|_| bad("compression header has no size"))?;
+    if size > MAX_VALUE {
+        return Err(bad(format!("compressed value says it has {size} bytes, more than {MAX_VALUE}")));
+    }
+    let out = match header.kind {
+        Some(0) => body.to_vec(),
+        Some(1) => lz4_flex::block::decompress(body, size).map_err(|e| bad(format!("lz4: {e}")))?,
+        Some(2) => inflate(body, size)?,
+        Some(3) => {
+            let mut out = Vec::new();
+            let decoder = ruzstd::decoding::StreamingDecoder::new(body).map_err(|e| bad(format!("zstd: {e}")))?;
+            decoder.take(size as u64 + 1).read_to_end(&mut out).map_err(|e| bad(format!("zstd: {e}")))?;
+            out
+        }
+        Some(4) => snappy(body, size)?,
+        other => return Err(bad(format!("compression type {other:?} is not known"))),
+    };
+    if out.len() != size {
+        return Err(bad(format!("compressed value has {} bytes, its header says {size}", out.len())));
+    }
+    Ok(out.into())
+}
+
+/// Pulsar ends a zlib value with a sync flush: no final block, no checksum. So inflate until the size is reached, then stop.
+fn inflate(body: &[u8], size: usize) -> Result<Vec<u8>, Undecodable> {
+    let mut out = Vec::new();
+    let mut chunk = [0; 8192];
+    let mut decoder = flate2::Decompress::new(true);
+    while out.len() < size {
+        let from = usize::try_from(decoder.total_in()).map_err(bad)?;
+        let before = decoder.total_out();
+        let input = body.get(from..).unwrap_or_default();
+        decoder.decompress(input, &mut chunk, flate2::FlushDecompress::Sync).map_err(|e| bad(format!("zlib: {e}")))?;
+        let made = usize::try_from(decoder.total_out() - before).map_err(bad)?;
+        if made == 0 {
+            return Err(bad("zlib value ends early"));
+        }
+        out.extend_from_slice(&chunk[..made]);
+    }
+    Ok(out)
+}
+
+fn snappy(body: &[u8], size: usize) -> Result<Vec<u8>, Undecodable> {
+    let says = snap::raw::decompress_len(body).map_err(|e| bad(format!("snappy: {e}")))?;
+    if says != size {
+        return Err(bad(format!("snappy value has {says} bytes, its header says {size}")));
+    }
+    snap::raw::Decoder::new().decompress_vec(body).map_err(|e| bad(format!("snappy: {e}")))
+}
+
+/// Decodes the value of a topic's node. No bytes at all is a topic that was created and never opened: no ledgers.
+///
+/// # Errors
+/// When the value is damaged, or has a ledger without an id or twice.
+pub fn managed_ledger_info(value: &[u8]) -> Result<ManagedLedger, Undecodable> {
+    let raw = RawManagedLedgerInfo::decode(decompress(value)?.as_ref()).map_err(bad)?;
+    let mut ledgers = Vec::with_capacity(raw.ledgers.len());
+    for info in raw.ledgers {
+        let id = info.ledger_id.filter(|id| *id >= 0).ok_or_else(|| bad("the list has a ledger without an id"))?;
+        let offload = info.offload.map(|o| Offload {
+            complete: o.complete,
+            bookkeeper_deleted: o.bookkeeper_deleted,
+            offloaded_ms: o.timestamp,
+        });
+        ledgers.push(trimtab_events::LedgerInfo {
+            id,
+            entries: info.entries,
+            bytes: info.size,
+            closed_ms: info.timestamp,
+            offload,
+        });
+    }
+    ledgers.sort_by_key(|info| info.id);
+    if let Some(pair) = ledgers.windows(2).find(|pair| pair[0].id == pair[1].id) {
+        return Err(bad(format!("the list has ledger {} twice", pair[0].id)));
+    }
+    let shadow = raw.properties.iter().any(|property| property.key == "PULSAR.SHADOW_SOURCE");
+    Ok(ManagedLedger { ledgers, terminated: raw.terminated.is_some(), shadow })
+}
+
+/// Decodes the value of a cursor's node.
+///
+/// # Errors
+/// When the value is damaged or has no position.
+pub fn cursor_info(value: &[u8]) -> Result<CursorInfo, Undecodable> {
+    let raw = RawCursorInfo::decode(decompress(value)?.as_ref()).map_err(bad)?;
+    let (Some(ledger), Some(entry)) = (raw.mark_delete_ledger, raw.mark_delete_entry) else {
+        return Err(bad("the cursor has no position"));
+    };
+    let lower_bound = raw.cursors_ledger.ok_or_else(|| bad("the cursor does not say where its position is"))? >= 0;
+    Ok(CursorInfo { mark_delete: Position { ledger, entry }, lower_bound, last_active_ms: raw.last_active })
+}
+
+/// Decodes the value of a BookKeeper ledger's node, in any of its three versions.
+///
+/// # Errors
+/// When the value is damaged or of another version.
+pub fn ledger_metadata(value: &[u8]) -> Result<LedgerState, Undecodable> {
+    let rest =
+        value.strip_prefix(b"BookieMetadataFormatVersion\t").ok_or_else(|| bad("not the metadata of a ledger"))?;
+    let end = rest.iter().position(|byte| *byte == b'\n').ok_or_else(|| bad("the metadata ends in its first line"))?;
+    let (version, body) = (&rest[..end], &rest[end + 1..]);
+    match version {
+        b"3" => {
+            let raw = RawLedgerMetadata::decode_length_delimited(body).map_err(bad)?;
+            state(raw.state, raw.last_entry, raw.length)
+        }
+        b"2" => text_protobuf(body),
+        b"1" => version_1(body),
+        other => Err(bad(format!("metadata version {} is not known", String::from_utf8_lossy(other)))),
+    }
+}
+
+fn state(state: Option<i32>, last_entry: Option<i64>, length: i64) -> Result<LedgerState, Undecodable> {
+    match (state, last_entry) {
+        (Some(1 | 2), _) => Ok(LedgerState::Open),
+        (Some(3), Some(last)) if last >= -1 => Ok(LedgerState::Closed { entries: last + 1, bytes: length }),
+        (Some(3), _) => Err(bad("a closed ledger without a last entry")),
+        (other, _) => Err(bad(format!("ledger state {other:?} is not known"))),
+    }
+}
+
+/// Version 2: protobuf's text format. Only the three fields at its top level are looked at.
+fn text_protobuf(body: &[u8]) -> Result<LedgerState, Undecodable> {
+    let text = std::str::from_utf8(body).map_err(bad)?;
+    let (mut depth, mut found, mut last, mut length) = (0_i32, None, None, 0);
+    for line in text.lines().map(str::trim) {
+        if line.ends_with('{') {
+            depth += 1;
+        } else if line == "}" {
+            depth -= 1;
+        } else if let (0, Some((field, value))) = (depth, line.split_once(':')) {
+            let value = value.trim();
+            match field {
+                "state" => found = ["OPEN", "IN_RECOVERY", "CLOSED"].iter().position(|s| *s == value),
+                "lastEntryId" => last = Some(value.parse().map_err(|e| bad(format!("lastEntryId: {e}")))?),
+                "length" => length = value.parse().map_err(|e| bad(format!("length: {e}")))?,
+                _ => {}
+            }
+        }
+    }
+    state(found.and_then(|index| i32::try_from(index + 1).ok()), last, length)
+}
+
+/// Version 1: lines of text. Quorum size, ensemble size, length, one line a segment; the last one, `<entry>\tCLOSED`, once it
+/// is closed, with -102 for a ledger in recovery.
+fn version_1(body: &[u8]) -> Result<LedgerState, Undecodable> {
+    let text = std::str::from_utf8(body).map_err(bad)?;
+    let mut lines = text.lines().skip(2);
+    let length = lines.next().ok_or_else(|| bad("the metadata has no length"))?;
+    let length: i64 = length.trim().parse().map_err(|e| bad(format!("length: {e}")))?;
+    for line in lines {
+        if let Some(entry) = line.strip_suffix("\tCLOSED") {
+            return match entry.parse::<i64>().map_err(|e| bad(format!("last entry: {e}")))? {
+                -102 => Ok(LedgerState::Open),
+                last => state(Some(3), Some(last), length),
+            };
+        }
+    }
+    Ok(LedgerState::Open)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> = text.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
+        digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_captured_list() {
+        let value = hex("0a0e 0823 100a 18c650 20eebfcecb8534 0a04 082a 2000");
+        let info = managed_ledger_info(&value).unwrap();
+        assert_eq!(info.ledgers.len(), 2);
+        assert_eq!((info.ledgers[0].id, info.ledgers[0].entries, info.ledgers[0].bytes), (35, Some(10), Some(10310)));
+        assert_eq!((info.ledgers[1].id, info.ledgers[1].entries, info.ledgers[1].closed_ms), (42, None, 0));
+    }
+
+    #[test]
+    fn lists_are_sorted_and_have_no_ledger_twice() {
+        let two = RawManagedLedgerInfo {
+            ledgers: [9, 3].map(|id| RawLedgerInfo { ledger_id: Some(id), ..Default::default() }).to_vec(),
+            ..Default::default()
+        };
+        let ids: Vec<i64> = managed_ledger_info(&two.encode_to_vec()).unwrap().ledgers.iter().map(|l| l.id).collect();
+        assert_eq!(ids, [3, 9]);
+        let twice = RawManagedLedgerInfo { ledgers: vec![two.ledgers[0].clone(), two.ledgers[0].clone()], ..two };
+        assert!(managed_ledger_info(&twice.encode_to_vec()).is_err());
+        assert_eq!(managed_ledger_info(&[]).unwrap(), ManagedLedger::default());
+    }
+
+    #[test]
+    fn a_captured_cursor() {
+        let value = hex("08 ffffffffffffffffff01 10 2a 18 04 30 eac5cecb8534");
+        let info = cursor_info(&value).unwrap();
+        assert_eq!(info.mark_delete, Position { ledger: 42, entry: 4 });
+        assert!(!info.lower_bound && info.last_active_ms > 0);
+        assert!(cursor_info(&[]).is_err());
+    }
+
+    #[test]
+    fn ledgers_in_three_versions() {
+        let mut v3 = b"BookieMetadataFormatVersion\t3\n".to_vec();
+        let body = hex("08011001 18c650 2009 2803");
+        v3.push(body.len() as u8);
+        v3.extend_from_slice(&body);
+        assert_eq!(ledger_metadata(&v3).unwrap(), LedgerState::Closed { entries: 10, bytes: 10310 });
+        let v2 = b"BookieMetadataFormatVersion\t2\nquorumSize: 1\nlength: 7\nlastEntryId: 0\nstate: CLOSED\nsegment {\n  firstEntryId: 0\n}\n";
+        assert_eq!(ledger_metadata(v2).unwrap(), LedgerState::Closed { entries: 1, bytes: 7 });
+        let v1 = |end: &str| format!("BookieMetadataFormatVersion\t1\n1\n1\n0\n0\t127.0.0.1:3181\n{end}");
+        assert_eq!(ledger_metadata(v1("9\tCLOSED").as_bytes()).unwrap(), LedgerState::Closed { entries: 10, bytes: 0 });
+        assert_eq!(ledger_metadata(v1("-102\tCLOSED").as_bytes()).unwrap(), LedgerState::Open);
+        assert_eq!(ledger_metadata(v1("").as_bytes()).unwrap(), LedgerState::Open);
+        assert!(ledger_metadata(b"BookieMetadataFormatVersion\t4\n").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0_u8..6, size in 0_u8..127) {
+            let _ = (managed_ledger_info(&bytes), cursor_info(&bytes), ledger_metadata(&bytes));
+            let mut compressed = vec![0x47, 0x78, 0, 0, 0, 4, 8, kind, 16, size];
+            compressed.extend_from_slice(&bytes);
+            let _ = (managed_ledger_info(&compressed), cursor_info(&compressed));
+            for version in ["1", "2", "3"] {
+                let mut ledger = format!("BookieMetadataFormatVersion\t{version}\n").into_bytes();
+                ledger.extend_from_slice(&bytes);
+                let _ = ledger_metadata(&ledger);
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Pulsar with its metadata in ZooKeeper: reads the metadata directly, never a broker (almost every call to a broker loads
+//! topics); acts through the owning broker's REST API.
+//!
+//! Formats: `MLDataFormats.proto` and `DataFormats.proto` of Pulsar and BookKeeper, the layout of Pulsar 4.2's metadata.
+
+mod act;
+mod admin;
+mod assemble;
+mod inventory;
+mod metadata;
+mod names;
+mod policies;
+mod scope;
+pub mod snapshot;
+mod zk;
+
+pub use act::{ActOptions, PulsarAct};
+pub use admin::{Admin, AdminOptions};
+pub use assemble::Settings;
+pub use inventory::{AskPolicies, PulsarInventory};
+pub use metadata::{Undecodable, cursor_info, ledger_metadata, managed_ledger_info};
+pub use names::{TopicName, ledger_id, ledger_path};
+pub use policies::{TopicLevel, TopicPolicies, topic_policies_file};
+pub use zk::{Connection, Zk, ZkOptions};

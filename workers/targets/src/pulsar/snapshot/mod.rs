@@ -1,0 +1,156 @@
+//! A cluster's metadata in a file: JSON Lines, one node a line, plain, gzip or zstd.
+//!
+//! Fields of a line: `path`, `data` (base64), `czxid`, `mzxid`, `ctime`, `mtime`, `version`, `cversion`, `ephemeralOwner`,
+//! `numChildren`; others are ignored. A file in *scan order* has everything that a topic needs before the topic, so one pass
+//! suffices and memory stays flat; its first line is the root node with `"order":"scan-1"`, its last the root node with `"end"`
+//! and the number of lines. Files in another order are sorted first, on disk.
+
+mod assembler;
+mod lines;
+mod sort;
+mod write;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::{self, BoxStream, StreamExt};
+use trimtab_events::{LedgerCandidate, Scope};
+
+use self::assembler::Assembler;
+pub use self::lines::Header;
+use self::lines::Lines;
+pub use self::write::{SnapshotTotals, write};
+use super::assemble::Settings;
+use super::names::TopicName;
+use super::scope::ScopeFilter;
+use crate::error::{Class, Result, TargetError};
+use crate::{Inventory, Item, ReadsOf};
+
+/// Items handed over at once between the reading thread and the consumer.
+const BATCH: usize = 256;
+
+/// A snapshot file as an inventory. It has one shard, the whole file.
+pub struct Snapshot {
+    path: PathBuf,
+    settings: Arc<Settings>,
+    header: Header,
+    lines: Arc<AtomicU64>,
+}
+
+impl Snapshot {
+    /// Opens a file and reads its first line.
+    ///
+    /// # Errors
+    /// When it cannot be read, or its first line is not a node.
+    pub fn open(path: &Path, settings: Settings) -> Result<Snapshot> {
+        let header = lines::header(path)?;
+        Ok(Snapshot { path: path.to_owned(), settings: Arc::new(settings), header, lines: Arc::default() })
+    }
+
+    /// What its first line says.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Reads the file and hands over everything in the scope, in batches, in the order of the file (scan order) or of names.
+    ///
+    /// # Errors
+    /// What is wrong with the file, and at which line. What was handed over before is then not to be used.
+    fn read(&self, filter: &ScopeFilter, sink: &mut dyn FnMut(Vec<Item>) -> bool) -> Result<()> {
+        let mut assembler = Assembler::new(self.settings.clone(), filter);
+        let mut batch = Vec::with_capacity(BATCH);
+        let mut wanted = true;
+        let mut emit = |item: Item| {
+            batch.push(item);
+            if batch.len() == BATCH {
+                wanted = wanted && sink(std::mem::replace(&mut batch, Vec::with_capacity(BATCH)));
+            }
+            wanted
+        };
+        if self.header.scan_order {
+            let mut lines = Lines::open(&self.path)?;
+            while let Some(node) = lines.next_node()? {
+                if !assembler.node(node, &mut emit).map_err(|why| lines.error(why))? {
+                    return Ok(());
+                }
+                self.lines.fetch_add(1, Ordering::Relaxed);
+            }
+            lines.finish()?;
+        } else {
+            sort::sorted(&self.path, &self.settings, &self.lines, &mut |node| assembler.node(node, &mut emit))?;
+        }
+        assembler.finish(&mut emit);
+        if !batch.is_empty() {
+            sink(batch);
+        }
+        Ok(())
+    }
+}
+
+impl Inventory for Snapshot {
+    fn identity(&self) -> BoxFuture<'_, Result<String>> {
+        let identity = match &self.header.source {
+            Some(source) => format!("snapshot of {source}"),
+            None => format!("snapshot {}", self.path.display()),
+        };
+        futures::future::ready(Ok(identity)).boxed()
+    }
+
+    fn shards<'a>(&'a self, _scope: &'a Scope) -> BoxFuture<'a, Result<Vec<String>>> {
+        futures::future::ready(Ok(vec![String::new()])).boxed()
+    }
+
+    fn scan<'a>(&'a self, _shard: &'a str, scope: &'a Scope, _reads: ReadsOf<'a>) -> BoxStream<'a, Result<Item>> {
+        let filter = match ScopeFilter::new(scope) {
+            Ok(filter) => filter,
+            Err(e) => return stream::once(futures::future::ready(Err(e))).boxed(),
+        };
+        let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Vec<Item>>>(8);
+        let this = Snapshot {
+            path: self.path.clone(),
+            settings: self.settings.clone(),
+            header: self.header.clone(),
+            lines: self.lines.clone(),
+        };
+        tokio::task::spawn_blocking(move || {
+            let read = this.read(&filter, &mut |batch| sender.blocking_send(Ok(batch)).is_ok());
+            if let Err(e) = read {
+                let _ = sender.blocking_send(Err(e));
+            }
+        });
+        let batches =
+            stream::unfold(receiver, |mut receiver| async { receiver.recv().await.map(|got| (got, receiver)) });
+        batches
+            .flat_map(|got| match got {
+                Ok(items) => stream::iter(items.into_iter().map(Ok)).left_stream(),
+                Err(e) => stream::once(futures::future::ready(Err(e))).right_stream(),
+            })
+            .boxed()
+    }
+
+    fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<LedgerCandidate>>> {
+        async move {
+            let scope = Scope { topic: Some(subject.to_owned()), ..Scope::default() };
+            let mut items = self.scan("", &scope, &|_| crate::Reads::ALL);
+            while let Some(item) = items.next().await {
+                if let Item::Topic(topic) = item?
+                    && TopicName::of_subject(subject).is_some_and(|name| name.subject() == topic.subject)
+                {
+                    return Ok(Some(*topic));
+                }
+            }
+            Ok(None)
+        }
+        .boxed()
+    }
+
+    fn operations(&self) -> u64 {
+        self.lines.load(Ordering::Relaxed)
+    }
+}
+
+pub(crate) fn invalid(path: &Path, why: impl std::fmt::Display) -> TargetError {
+    TargetError::new(Class::Invalid, format!("reading snapshot {}", path.display()), why)
+}

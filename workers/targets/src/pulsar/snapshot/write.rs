@@ -1,0 +1,265 @@
+//! Writes a snapshot of a live cluster, in scan order, at the reader's limited rate.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use base64::Engine;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use serde_json::json;
+use trimtab_events::Scope;
+
+use crate::Inventory;
+use crate::error::{Class, Result, TargetError};
+use crate::pulsar::inventory::PulsarInventory;
+use crate::pulsar::metadata::managed_ledger_info;
+use crate::pulsar::names::TopicName;
+use crate::pulsar::scope::ScopeFilter;
+
+/// What was written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SnapshotTotals {
+    /// Lines.
+    pub lines: u64,
+    /// Namespaces.
+    pub shards: u64,
+    /// Topics.
+    pub topics: u64,
+}
+
+/// A file that is compressed by what its name ends in.
+enum Out {
+    Plain(BufWriter<File>),
+    Gzip(Box<flate2::write::GzEncoder<BufWriter<File>>>),
+    /// One frame for each block.
+    Zstd(BufWriter<File>, Vec<u8>),
+}
+
+/// Bytes of one frame, before compression.
+const FRAME: usize = 4 * 1024 * 1024;
+
+impl Out {
+    fn create(path: &Path) -> std::io::Result<Out> {
+        let file = BufWriter::with_capacity(256 * 1024, File::create(path)?);
+        Ok(match path.extension().and_then(|ext| ext.to_str()) {
+            Some("gz") => Out::Gzip(Box::new(flate2::write::GzEncoder::new(file, flate2::Compression::default()))),
+            Some("zst") => Out::Zstd(file, Vec::with_capacity(FRAME)),
+            _ => Out::Plain(file),
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Out::Plain(file) => file.write_all(bytes),
+            Out::Gzip(file) => file.write_all(bytes),
+            Out::Zstd(file, frame) => {
+                frame.extend_from_slice(bytes);
+                if frame.len() >= FRAME { end_frame(file, frame) } else { Ok(()) }
+            }
+        }
+    }
+
+    fn finish(self) -> std::io::Result<()> {
+        let file = match self {
+            Out::Plain(file) => file,
+            Out::Gzip(file) => file.finish()?,
+            Out::Zstd(mut file, mut frame) => {
+                end_frame(&mut file, &mut frame)?;
+                file
+            }
+        };
+        file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()
+    }
+}
+
+fn end_frame(file: &mut BufWriter<File>, frame: &mut Vec<u8>) -> std::io::Result<()> {
+    let compressed = ruzstd::encoding::compress_to_vec(frame.as_slice(), ruzstd::encoding::CompressionLevel::Fastest);
+    frame.clear();
+    file.write_all(&compressed)
+}
+
+struct Sink {
+    out: Out,
+    path: String,
+    totals: SnapshotTotals,
+}
+
+impl Sink {
+    fn create(path: &Path) -> std::io::Result<Sink> {
+        Ok(Sink { out: Out::create(path)?, path: path.display().to_string(), totals: SnapshotTotals::default() })
+    }
+
+    fn line(&mut self, mut value: serde_json::Value, more: serde_json::Value) -> Result<()> {
+        if let (Some(all), serde_json::Value::Object(more)) = (value.as_object_mut(), more) {
+            all.extend(more);
+        }
+        let mut text = value.to_string();
+        text.push('\n');
+        self.totals.lines += 1;
+        self.out.write(text.as_bytes()).map_err(|e| self.failed(&e))
+    }
+
+    fn failed(&self, e: &std::io::Error) -> TargetError {
+        TargetError::new(Class::Transient, format!("writing snapshot {}", self.path), e)
+    }
+}
+
+fn node(path: &str, value: &[u8], stat: &zookeeper_client::Stat) -> serde_json::Value {
+    json!({
+        "path": path,
+        "data": base64::engine::general_purpose::STANDARD.encode(value),
+        "czxid": stat.czxid, "mzxid": stat.mzxid, "ctime": stat.ctime, "mtime": stat.mtime,
+        "version": stat.version, "cversion": stat.cversion,
+        "ephemeralOwner": stat.ephemeral_owner, "numChildren": stat.num_children,
+    })
+}
+
+/// Writes everything that planning needs of a scope to a file. The file is complete, or the call fails; it is written under
+/// another name and renamed at the end.
+///
+/// # Errors
+/// When anything could not be read or written. A node that goes away meanwhile is left out.
+pub async fn write(inventory: &PulsarInventory, scope: &Scope, path: &Path, now_ms: i64) -> Result<SnapshotTotals> {
+    let failed =
+        |e: std::io::Error| TargetError::new(Class::Invalid, format!("writing snapshot {}", path.display()), e);
+    let name = path.file_name().ok_or_else(|| failed(std::io::Error::other("it has no file name")))?.to_string_lossy();
+    // The ending decides the compression, so it stays at the end.
+    let partial = path.with_file_name(format!(".partial-{name}"));
+    let mut sink = Sink::create(&partial).map_err(failed)?;
+    let written = write_all(inventory, scope, &mut sink, now_ms).await;
+    let totals = sink.totals;
+    match written.and_then(|()| sink.out.finish().map_err(failed)) {
+        Ok(()) => std::fs::rename(&partial, path).map_err(failed).map(|()| totals),
+        Err(e) => {
+            let _ = std::fs::remove_file(&partial);
+            Err(e)
+        }
+    }
+}
+
+async fn write_all(inventory: &PulsarInventory, scope: &Scope, sink: &mut Sink, now_ms: i64) -> Result<()> {
+    let zk = inventory.zk();
+    let filter = ScopeFilter::new(scope)?;
+    let gone = || TargetError::new(Class::Transient, "reading / in ZooKeeper", "the root of the chroot does not exist");
+    let (value, stat) = zk.get_full("/").await?.ok_or_else(gone)?;
+    let root = node("/", &value, &stat);
+    let header = json!({"order": "scan-1", "source": inventory.identity().await?, "taken_ms": now_ms});
+    sink.line(root.clone(), header)?;
+    for path in inventory.ledger_roots() {
+        one(inventory, sink, &path).await?;
+    }
+    for path in ["/admin/policies", "/admin/partitioned-topics", "/managed-ledgers"] {
+        one(inventory, sink, path).await?;
+    }
+    for shard in inventory.shards(scope).await? {
+        sink.totals.shards += 1;
+        namespace(inventory, sink, &shard, &filter).await?;
+    }
+    let lines = sink.totals.lines + 1;
+    sink.line(root, json!({"end": lines}))
+}
+
+async fn one(inventory: &PulsarInventory, sink: &mut Sink, path: &str) -> Result<bool> {
+    match inventory.zk().get_full(path).await? {
+        Some((value, stat)) => sink.line(node(path, &value, &stat), json!({})).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+async fn children(inventory: &PulsarInventory, sink: &mut Sink, path: &str) -> Result<()> {
+    for name in inventory.zk().children(path).await?.unwrap_or_default() {
+        one(inventory, sink, &format!("{path}/{name}")).await?;
+    }
+    Ok(())
+}
+
+async fn namespace(inventory: &PulsarInventory, sink: &mut Sink, shard: &str, filter: &ScopeFilter) -> Result<()> {
+    let zk = inventory.zk();
+    let root = format!("/managed-ledgers/{shard}/persistent");
+    let Some(topics) = zk.children(&root).await? else {
+        // Names from before Pulsar 2.0.
+        for namespace in zk.children(&format!("/managed-ledgers/{shard}")).await?.unwrap_or_default() {
+            let below = format!("/managed-ledgers/{shard}/{namespace}/persistent");
+            let topics = zk.children(&below).await?.unwrap_or_default();
+            let paths = topics.into_iter().map(|topic| format!("{shard}/{namespace}/persistent/{topic}")).collect();
+            topics_of(inventory, sink, shard, paths, &[], filter).await?;
+        }
+        return Ok(());
+    };
+    if filter.whole_namespaces() {
+        one(inventory, sink, &root).await?;
+    }
+    one(inventory, sink, &format!("/admin/policies/{shard}")).await?;
+    one(inventory, sink, &format!("/admin/local-policies/{shard}")).await?;
+    // The locks stand before the ledgers they are compared with. A bundle that is taken in between makes its topics look
+    // left over instead of loaded; whoever acts looks again.
+    children(inventory, sink, &format!("/namespace/{shard}")).await?;
+    for kind in ["global", "local"] {
+        children(inventory, sink, &format!("/admin/topic-policies/{kind}/{shard}/persistent")).await?;
+    }
+    let partitioned = zk.children(&format!("/admin/partitioned-topics/{shard}/persistent")).await?.unwrap_or_default();
+    let paths = topics.into_iter().map(|topic| format!("{shard}/persistent/{topic}")).collect();
+    topics_of(inventory, sink, shard, paths, &partitioned, filter).await
+}
+
+/// A topic's lines, in order: its last ledger, itself, its cursors.
+async fn topic(inventory: &PulsarInventory, path: &str) -> Result<Vec<serde_json::Value>> {
+    let full = format!("/managed-ledgers/{path}");
+    let Some((value, stat)) = inventory.zk().get_full(&full).await? else { return Ok(Vec::new()) };
+    let mut lines = Vec::new();
+    if let Some(info) = managed_ledger_info(&value).ok().and_then(|list| list.ledgers.last().cloned())
+        && let Some(path) = inventory.ledger_node(info.id).await?
+        && let Some((value, stat)) = inventory.zk().get_full(&path).await?
+    {
+        lines.push(node(&path, &value, &stat));
+    }
+    let has_cursors = stat.num_children > 0;
+    lines.push(node(&full, &value, &stat));
+    if has_cursors {
+        let names = inventory.zk().children(&full).await?.unwrap_or_default();
+        let read = |name: String| {
+            let path = format!("{full}/{name}");
+            async move {
+                Ok::<_, TargetError>(inventory.zk().get_full(&path).await?.map(|(v, stat)| node(&path, &v, &stat)))
+            }
+        };
+        let cursors: Vec<Option<serde_json::Value>> = stream::iter(names).map(read).buffered(16).try_collect().await?;
+        lines.extend(cursors.into_iter().flatten());
+    }
+    Ok(lines)
+}
+
+async fn topics_of(
+    inventory: &PulsarInventory,
+    sink: &mut Sink,
+    shard: &str,
+    paths: Vec<String>,
+    partitioned: &[String],
+    filter: &ScopeFilter,
+) -> Result<()> {
+    let wanted = |(base, path): &(String, String)| {
+        // What tells whether topic policies are known always comes along.
+        base.starts_with('a') || TopicName::of_managed_ledger(path).is_none_or(|name| filter.topic(&name))
+    };
+    let mut keyed: Vec<(String, String)> =
+        paths.into_iter().map(|path| (super::sort::base_order(&path), path)).filter(wanted).collect();
+    keyed.sort_unstable();
+    let mut last_base = "";
+    let window = inventory.zk().window();
+    for chunk in keyed.chunks(window.saturating_mul(4).max(1)) {
+        let read =
+            chunk.iter().map(|(base, path)| async move { Ok::<_, TargetError>((base, topic(inventory, path).await?)) });
+        let all: Vec<(&String, Vec<serde_json::Value>)> = stream::iter(read).buffered(window).try_collect().await?;
+        for (base, lines) in all {
+            if base != last_base && partitioned.binary_search_by(|name| name.as_str().cmp(&base[1..])).is_ok() {
+                one(inventory, sink, &format!("/admin/partitioned-topics/{shard}/persistent/{}", &base[1..])).await?;
+            }
+            last_base = base;
+            sink.totals.topics += u64::from(!lines.is_empty());
+            for line in lines {
+                sink.line(line, json!({}))?;
+            }
+        }
+    }
+    Ok(())
+}

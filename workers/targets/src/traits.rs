@@ -1,0 +1,96 @@
+//! What a target can do for the workers.
+
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use trimtab_events::{Decision, LedgerCandidate, Scope};
+
+use crate::error::Result;
+
+/// A part of a target that is scanned, and resumed, as a whole. For Pulsar a namespace, `tenant/namespace`.
+pub type Shard = String;
+
+/// Which of the parts that cost further reads are wanted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// The last ledger's own metadata.
+    pub last: bool,
+    /// The cursors.
+    pub cursors: bool,
+    /// The number of partitions.
+    pub partition: bool,
+}
+
+impl Reads {
+    /// Everything.
+    pub const ALL: Reads = Reads { last: true, cursors: true, partition: true };
+}
+
+/// Says what else is worth reading of a topic, given what was read so far. Called again after each further read.
+pub type ReadsOf<'a> = &'a (dyn Fn(&LedgerCandidate) -> Reads + Send + Sync);
+
+/// One thing that a scan of a shard found.
+#[derive(Debug)]
+pub enum Item {
+    /// A topic.
+    Topic(Box<LedgerCandidate>),
+    /// Something in the shard could not be read; what it is and why. The shard is not complete.
+    Problem(String),
+}
+
+/// Streams what exists, with evidence; reads only.
+pub trait Inventory: Send + Sync {
+    /// What identifies the cluster, for plans and records.
+    fn identity(&self) -> BoxFuture<'_, Result<String>>;
+    /// The shards in a scope, in order.
+    fn shards<'a>(&'a self, scope: &'a Scope) -> BoxFuture<'a, Result<Vec<Shard>>>;
+    /// Everything in one shard that is also in the scope. An error ends it: the shard is to be scanned again.
+    fn scan<'a>(&'a self, shard: &'a str, scope: &'a Scope, reads: ReadsOf<'a>) -> BoxStream<'a, Result<Item>>;
+    /// One subject again, with everything. `None` when it does not exist.
+    fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<LedgerCandidate>>>;
+    /// Metadata operations made so far.
+    fn operations(&self) -> u64;
+}
+
+/// Whether anything may be changed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Only look.
+    #[default]
+    DryRun,
+    /// Act.
+    Apply,
+}
+
+/// Leave to act. There is one maker, and it answers only in [`Mode::Apply`]: no act can be called from a dry run.
+#[derive(Debug)]
+pub struct Permit(());
+
+impl Permit {
+    /// A permit, if the mode is to act.
+    pub fn for_mode(mode: Mode) -> Option<Permit> {
+        (mode == Mode::Apply).then_some(Permit(()))
+    }
+}
+
+/// What an act did, as far as the answers to its calls say. What it freed is judged by reading the target again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Effect {
+    /// The metadata did not show it within the time allowed: pending, not failed.
+    pub pending: bool,
+    /// The topic was closed again.
+    pub unloaded: bool,
+    /// What a person should know.
+    pub notes: Vec<String>,
+}
+
+/// Carries out decisions through the owner.
+pub trait Act: Send + Sync {
+    /// Carries out one decision, which the caller has checked on `topic` a moment ago. Returns once the metadata shows the
+    /// effect, or the time allowed for that is over.
+    fn act<'a>(
+        &'a self,
+        decision: &'a Decision,
+        topic: &'a LedgerCandidate,
+        permit: &'a Permit,
+    ) -> BoxFuture<'a, Result<Effect>>;
+}
