@@ -67,32 +67,17 @@ pub(crate) struct Aside {
 
 impl Aside {
     pub(crate) fn new(policy: &CutPolicy, log_dir: &Path, run: &str) -> Self {
-        Self {
-            policy: policy.clone(),
-            log_dir: log_dir.to_path_buf(),
-            run: run.to_owned(),
-            list: Mutex::new(None),
-        }
+        Self { policy: policy.clone(), log_dir: log_dir.to_path_buf(), run: run.to_owned(), list: Mutex::new(None) }
     }
 
     /// The folder in use, if anything was put there.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
-        let list = self
-            .list
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let list = self.list.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         list.as_ref().map(|entry| entry.0.clone())
     }
 
     /// Copies bytes `from..` of a log, flushed, with an entry in the list.
-    pub(crate) fn keep_tail(
-        &self,
-        partition: &str,
-        base: i64,
-        log: &Path,
-        from: u64,
-        why: &str,
-    ) -> Result<()> {
+    pub(crate) fn keep_tail(&self, partition: &str, base: i64, log: &Path, from: u64, why: &str) -> Result<()> {
         if self.policy == CutPolicy::Discard {
             return Ok(());
         }
@@ -118,13 +103,7 @@ impl Aside {
     }
 
     /// Moves a whole log out of its partition, flushed, with an entry in the list; without a side folder it is deleted.
-    pub(crate) fn keep_segment(
-        &self,
-        partition: &str,
-        base: i64,
-        log: &Path,
-        why: &str,
-    ) -> Result<()> {
+    pub(crate) fn keep_segment(&self, partition: &str, base: i64, log: &Path, why: &str) -> Result<()> {
         if self.policy == CutPolicy::Discard {
             return remove(log);
         }
@@ -159,10 +138,7 @@ impl Aside {
     }
 
     fn with_list(&self, act: impl FnOnce(&Path, &mut File) -> Result<()>) -> Result<()> {
-        let mut list = self
-            .list
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut list = self.list.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if list.is_none() {
             *list = Some(self.create()?);
         }
@@ -173,18 +149,12 @@ impl Aside {
     }
 
     fn create(&self) -> Result<(PathBuf, File)> {
-        let name = self
-            .log_dir
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let name = self.log_dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let root = match &self.policy {
             CutPolicy::Into(folder) => folder.join(name).join(&self.run),
             _ => self.beside(&name)?.join(&self.run),
         };
-        std::fs::create_dir_all(&root)
-            .map_err(Error::io("create the folder for cut data", &root))?;
+        std::fs::create_dir_all(&root).map_err(Error::io("create the folder for cut data", &root))?;
         let path = root.join(LIST);
         let file = File::create(&path).map_err(Error::io("create the list of cut data", &path))?;
         let mut above = Some(root.as_path());
@@ -197,8 +167,7 @@ impl Aside {
     }
 
     fn beside(&self, name: &str) -> Result<PathBuf> {
-        let canonical =
-            std::fs::canonicalize(&self.log_dir).map_err(Error::io("resolve", &self.log_dir))?;
+        let canonical = std::fs::canonicalize(&self.log_dir).map_err(Error::io("resolve", &self.log_dir))?;
         let missing = || {
             Error::refused(
                 &self.log_dir,
@@ -215,9 +184,7 @@ impl Aside {
 }
 
 fn device(path: &Path) -> Result<u64> {
-    Ok(std::fs::metadata(path)
-        .map_err(Error::io("look at", path))?
-        .dev())
+    Ok(std::fs::metadata(path).map_err(Error::io("look at", path))?.dev())
 }
 
 fn make_parent(path: &Path) -> Result<()> {
@@ -250,30 +217,21 @@ fn copy(source: &File, path: &Path, mut from: u64, end: u64, target: &Path) -> R
     let mut out = File::create(target).map_err(Error::io("create the copy of cut data", target))?;
     let mut buffer = vec![0; COPY.min(usize::try_from(end - from).unwrap_or(COPY)).max(1)];
     while from < end {
-        let n = usize::try_from(end - from)
-            .unwrap_or(COPY)
-            .min(buffer.len());
-        source
-            .read_exact_at(&mut buffer[..n], from)
-            .map_err(Error::io("read segment", path))?;
-        out.write_all(&buffer[..n])
-            .map_err(Error::io("write the copy of cut data", target))?;
+        let n = usize::try_from(end - from).unwrap_or(COPY).min(buffer.len());
+        source.read_exact_at(&mut buffer[..n], from).map_err(Error::io("read segment", path))?;
+        out.write_all(&buffer[..n]).map_err(Error::io("write the copy of cut data", target))?;
         from += n as u64;
     }
-    out.sync_all()
-        .map_err(Error::io("flush the copy of cut data", target))?;
+    out.sync_all().map_err(Error::io("flush the copy of cut data", target))?;
     sync_folder(target.parent().unwrap_or(target))
 }
 
 fn note(list: &mut File, root: &Path, entry: &Entry<'_>) -> Result<()> {
     let path = root.join(LIST);
-    let mut line = serde_json::to_vec(entry)
-        .map_err(|error| Error::io("describe cut data in", &path)(error.into()))?;
+    let mut line = serde_json::to_vec(entry).map_err(|error| Error::io("describe cut data in", &path)(error.into()))?;
     line.push(b'\n');
-    list.write_all(&line)
-        .map_err(Error::io("write the list of cut data", &path))?;
-    list.sync_all()
-        .map_err(Error::io("flush the list of cut data", &path))
+    list.write_all(&line).map_err(Error::io("write the list of cut data", &path))?;
+    list.sync_all().map_err(Error::io("flush the list of cut data", &path))
 }
 
 fn describe(file: &File, path: &Path, from: u64, size: u64) -> Result<Held> {
@@ -288,10 +246,7 @@ fn describe(file: &File, path: &Path, from: u64, size: u64) -> Result<Held> {
             return Ok(held);
         };
         held.batches += 1;
-        if reader
-            .checksum_fits(at, &header)
-            .map_err(Error::io("read segment", path))?
-        {
+        if reader.checksum_fits(at, &header).map_err(Error::io("read segment", path))? {
             held.intact_batches += 1;
             held.records += u64::try_from(header.records).unwrap_or(0);
             held.first_offset = Some(held.first_offset.unwrap_or(header.base_offset));

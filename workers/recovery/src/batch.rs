@@ -74,16 +74,9 @@ impl BatchHeader {
             return None;
         }
         let length = be!(i32, bytes, 8);
-        let size = u64::try_from(length)
-            .ok()
-            .filter(|_| length >= MIN_LENGTH)?
-            + LOG_OVERHEAD;
+        let size = u64::try_from(length).ok().filter(|_| length >= MIN_LENGTH)? + LOG_OVERHEAD;
         let magic = be!(i8, bytes, 16);
-        if magic < 2 {
-            Self::legacy(bytes, size, magic)
-        } else {
-            Self::current(bytes, size)
-        }
+        if magic < 2 { Self::legacy(bytes, size, magic) } else { Self::current(bytes, size) }
     }
 
     fn current(bytes: &[u8], size: u64) -> Option<Self> {
@@ -135,8 +128,7 @@ impl BatchHeader {
     /// The last offset. Wraps as the broker's arithmetic does, since neither part is trustworthy before the checksum.
     #[must_use]
     pub fn last_offset(&self) -> i64 {
-        self.base_offset
-            .wrapping_add(i64::from(self.last_offset_delta))
+        self.base_offset.wrapping_add(i64::from(self.last_offset_delta))
     }
 
     /// The last sequence number: -1 without sequence numbers, and wrapped to 0 after 2^31-1.
@@ -146,11 +138,7 @@ impl BatchHeader {
             return -1;
         }
         let last = i64::from(self.base_sequence) + i64::from(self.last_offset_delta);
-        let wrapped = if last > i64::from(i32::MAX) {
-            last - (1 << 31)
-        } else {
-            last
-        };
+        let wrapped = if last > i64::from(i32::MAX) { last - (1 << 31) } else { last };
         // Both inputs are 32 bit, so the result of one wrap fits; a negative delta only occurs in crafted batches.
         i32::try_from(wrapped).unwrap_or(-1)
     }
@@ -186,11 +174,7 @@ pub(crate) enum Marker {
     /// No records: compaction removed the whole transaction.
     Empty,
     /// A transaction ended.
-    End {
-        abort: bool,
-        coordinator_epoch: i32,
-        timestamp: i64,
-    },
+    End { abort: bool, coordinator_epoch: i32, timestamp: i64 },
     /// The record cannot be read; a broker cuts the log behind this batch.
     Malformed(&'static str),
     /// A broker fails on it and does not start.
@@ -223,10 +207,7 @@ pub(crate) fn read_marker(header: &BatchHeader, batch: &[u8]) -> Marker {
 }
 
 fn read_control_record(header: &BatchHeader, record: &[u8]) -> Option<Marker> {
-    let mut cursor = Cursor {
-        bytes: record,
-        at: 0,
-    };
+    let mut cursor = Cursor { bytes: record, at: 0 };
     cursor.take(1)?;
     let timestamp_delta = cursor.varlong()?;
     cursor.varint()?;
@@ -250,27 +231,16 @@ fn read_control_record(header: &BatchHeader, record: &[u8]) -> Option<Marker> {
         0 => true,
         1 => false,
         _ => {
-            return Some(Marker::Refused(
-                "control record of a kind that ends no transaction",
-            ));
+            return Some(Marker::Refused("control record of a kind that ends no transaction"));
         }
     };
     if value.len() < 6 || be!(i16, value, 0) < 0 {
-        return Some(Marker::Malformed(
-            "transaction marker with a malformed value",
-        ));
+        return Some(Marker::Malformed("transaction marker with a malformed value"));
     }
     let log_append_time = header.attributes & TIMESTAMP_TYPE != 0;
-    let timestamp = if log_append_time {
-        header.max_timestamp
-    } else {
-        header.base_timestamp.wrapping_add(timestamp_delta)
-    };
-    Some(Marker::End {
-        abort,
-        coordinator_epoch: be!(i32, value, 2),
-        timestamp,
-    })
+    let timestamp =
+        if log_append_time { header.max_timestamp } else { header.base_timestamp.wrapping_add(timestamp_delta) };
+    Some(Marker::End { abort, coordinator_epoch: be!(i32, value, 2), timestamp })
 }
 
 /// A position in a slice that never leaves it.
@@ -345,19 +315,9 @@ mod tests {
         let mut batch = vec![0; 61];
         batch.push((record.len() * 2) as u8);
         batch.extend_from_slice(&record);
-        assert_eq!(
-            read_marker(&header, &batch),
-            Marker::End {
-                abort: false,
-                coordinator_epoch: 7,
-                timestamp: 2
-            }
-        );
+        assert_eq!(read_marker(&header, &batch), Marker::End { abort: false, coordinator_epoch: 7, timestamp: 2 });
         for cut in 61..batch.len() {
-            assert!(
-                !matches!(read_marker(&header, &batch[..cut]), Marker::End { .. }),
-                "cut at {cut}"
-            );
+            assert!(!matches!(read_marker(&header, &batch[..cut]), Marker::End { .. }), "cut at {cut}");
         }
     }
 
@@ -377,9 +337,7 @@ mod tests {
         let mut bytes = vec![0_u8; 200];
         for _ in 0..100_000 {
             for byte in &mut bytes {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 *byte = (state >> 33) as u8;
             }
             let length = (state >> 40) as usize % bytes.len();
@@ -387,11 +345,7 @@ mod tests {
             bytes[16] = magic;
             if let Some(mut header) = BatchHeader::parse(&bytes[..length]) {
                 header.attributes &= !7;
-                let _ = (
-                    header.last_offset(),
-                    header.last_sequence(),
-                    read_marker(&header, &bytes[..length]),
-                );
+                let _ = (header.last_offset(), header.last_sequence(), read_marker(&header, &bytes[..length]));
             }
         }
     }

@@ -29,26 +29,15 @@ pub(crate) fn parse(text: &[u8], fields: usize) -> std::result::Result<Vec<Vec<&
     let Some(count) = lines.next() else {
         return Ok(Vec::new());
     };
-    let count: i32 = count
-        .parse()
-        .map_err(|_| format!("{} is no number of entries", printable(count)))?;
-    let rows: Vec<Vec<&str>> = lines
-        .map(|line| line.split_ascii_whitespace().collect())
-        .collect();
+    let count: i32 = count.parse().map_err(|_| format!("{} is no number of entries", printable(count)))?;
+    let rows: Vec<Vec<&str>> = lines.map(|line| line.split_ascii_whitespace().collect()).collect();
     for (i, row) in rows.iter().enumerate() {
         if row.len() != fields {
-            return Err(format!(
-                "line {} has {} fields instead of {fields}",
-                i + 3,
-                row.len()
-            ));
+            return Err(format!("line {} has {} fields instead of {fields}", i + 3, row.len()));
         }
     }
     if usize::try_from(count) != Ok(rows.len()) {
-        return Err(format!(
-            "{} entries instead of the {count} announced",
-            rows.len()
-        ));
+        return Err(format!("{} entries instead of the {count} announced", rows.len()));
     }
     Ok(rows)
 }
@@ -61,10 +50,7 @@ fn split_lines(text: &str) -> Vec<&str> {
         let end = rest.find(['\n', '\r']).unwrap_or(rest.len());
         lines.push(&rest[..end]);
         let tail = &rest[end..];
-        rest = tail
-            .strip_prefix("\r\n")
-            .or_else(|| tail.strip_prefix(['\n', '\r']))
-            .unwrap_or("");
+        rest = tail.strip_prefix("\r\n").or_else(|| tail.strip_prefix(['\n', '\r'])).unwrap_or("");
     }
     lines
 }
@@ -77,9 +63,7 @@ fn printable(text: &str) -> String {
 /// Reads a checkpoint of the top folder: (topic, partition) to offset. No file is no entries.
 ///
 /// The inner result is what is wrong with the content; the outer one is the disk.
-pub(crate) fn read_offsets(
-    path: &Path,
-) -> Result<std::result::Result<BTreeMap<TopicPartition, i64>, String>> {
+pub(crate) fn read_offsets(path: &Path) -> Result<std::result::Result<BTreeMap<TopicPartition, i64>, String>> {
     let Some(bytes) = read_if_there(path)? else {
         return Ok(Ok(BTreeMap::new()));
     };
@@ -89,12 +73,8 @@ pub(crate) fn read_offsets(
 fn parse_offsets(bytes: &[u8]) -> std::result::Result<BTreeMap<TopicPartition, i64>, String> {
     let mut out = BTreeMap::new();
     for row in parse(bytes, 3)? {
-        let partition = row[1]
-            .parse()
-            .map_err(|_| format!("{} is no partition", printable(row[1])))?;
-        let offset = row[2]
-            .parse()
-            .map_err(|_| format!("{} is no offset", printable(row[2])))?;
+        let partition = row[1].parse().map_err(|_| format!("{} is no partition", printable(row[1])))?;
+        let offset = row[2].parse().map_err(|_| format!("{} is no offset", printable(row[2])))?;
         out.insert((row[0].to_owned(), partition), offset);
     }
     Ok(out)
@@ -138,12 +118,8 @@ impl Epochs {
     pub(crate) fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
         let mut epochs = Self::default();
         for row in parse(bytes, 2)? {
-            let epoch = row[0]
-                .parse()
-                .map_err(|_| format!("{} is no epoch", printable(row[0])))?;
-            let start = row[1]
-                .parse()
-                .map_err(|_| format!("{} is no offset", printable(row[1])))?;
+            let epoch = row[0].parse().map_err(|_| format!("{} is no epoch", printable(row[0])))?;
+            let start = row[1].parse().map_err(|_| format!("{} is no offset", printable(row[1])))?;
             epochs.assign(epoch, start);
         }
         epochs.dirty = false;
@@ -158,18 +134,10 @@ impl Epochs {
     }
 
     fn assign(&mut self, epoch: i32, start: i64) {
-        if self
-            .entries
-            .last()
-            .is_some_and(|last| epoch == last.0 && start >= last.1)
-        {
+        if self.entries.last().is_some_and(|last| epoch == last.0 && start >= last.1) {
             return;
         }
-        while self
-            .entries
-            .last()
-            .is_some_and(|last| last.0 >= epoch || last.1 >= start)
-        {
+        while self.entries.last().is_some_and(|last| last.0 >= epoch || last.1 >= start) {
             self.entries.pop();
         }
         self.entries.push((epoch, start));
@@ -186,16 +154,8 @@ impl Epochs {
 
     /// Collapses entries at or before the log start into one that starts there.
     pub(crate) fn cut_start(&mut self, start: i64) {
-        let below = self
-            .entries
-            .iter()
-            .take_while(|entry| entry.1 <= start)
-            .count();
-        let Some(last) = below
-            .checked_sub(1)
-            .and_then(|i| self.entries.get(i))
-            .copied()
-        else {
+        let below = self.entries.iter().take_while(|entry| entry.1 <= start).count();
+        let Some(last) = below.checked_sub(1).and_then(|i| self.entries.get(i)).copied() else {
             return;
         };
         if below > 1 || last.1 != start {

@@ -80,15 +80,8 @@ impl Properties {
     /// `log.dirs`, else `log.dir`; empty when neither is set.
     #[must_use]
     pub fn log_dirs(&self) -> Vec<PathBuf> {
-        let list = self
-            .get("log.dirs")
-            .or_else(|| self.get("log.dir"))
-            .unwrap_or_default();
-        list.split(',')
-            .map(str::trim)
-            .filter(|dir| !dir.is_empty())
-            .map(PathBuf::from)
-            .collect()
+        let list = self.get("log.dirs").or_else(|| self.get("log.dir")).unwrap_or_default();
+        list.split(',').map(str::trim).filter(|dir| !dir.is_empty()).map(PathBuf::from).collect()
     }
 
     /// `metadata.log.dir`, if it is set.
@@ -106,10 +99,7 @@ impl Properties {
             return Ok(None);
         };
         match text.trim().parse() {
-            Ok(0) | Err(_) => Err(Error::setting(
-                format!("{key}={text}"),
-                "not a whole number above zero",
-            )),
+            Ok(0) | Err(_) => Err(Error::setting(format!("{key}={text}"), "not a whole number above zero")),
             Ok(n) => Ok(Some(n)),
         }
     }
@@ -168,10 +158,7 @@ impl Settings {
     /// With a broker's properties, or an empty set.
     #[must_use]
     pub fn new(properties: Properties) -> Self {
-        Self {
-            properties,
-            ..Self::default()
-        }
+        Self { properties, ..Self::default() }
     }
 
     /// A setting of one topic, `NAME:key=value`.
@@ -187,10 +174,7 @@ impl Settings {
             return Err(unknown_key(&format!("--topic {text}")));
         };
         check_value(key, value, &format!("--topic {text}"))?;
-        self.topics
-            .entry(name.to_owned())
-            .or_default()
-            .insert((*key).to_owned(), value.to_owned());
+        self.topics.entry(name.to_owned()).or_default().insert((*key).to_owned(), value.to_owned());
         Ok(())
     }
 
@@ -200,13 +184,8 @@ impl Settings {
     /// When the text has another form or recovery does not depend on the key.
     pub fn add_default(&mut self, text: &str) -> Result<()> {
         let what = format!("--default {text}");
-        let (key, value) = text
-            .split_once('=')
-            .ok_or_else(|| Error::setting(&what, "not of the form key=value"))?;
-        let topic_key = TOPIC_KEYS
-            .iter()
-            .find(|names| names.0 == key || names.1 == key)
-            .map(|names| names.0);
+        let (key, value) = text.split_once('=').ok_or_else(|| Error::setting(&what, "not of the form key=value"))?;
+        let topic_key = TOPIC_KEYS.iter().find(|names| names.0 == key || names.1 == key).map(|names| names.0);
         let broker_key = BROKER_KEYS.into_iter().find(|name| *name == key);
         let Some(key) = topic_key.or(broker_key) else {
             return Err(unknown_key(&what));
@@ -229,37 +208,21 @@ impl Settings {
 
     fn broker_value(&self, key: &str, broker_key: &str) -> Option<&str> {
         let flag = self.defaults.get(key).map(String::as_str);
-        let dynamic = || {
-            self.cluster
-                .as_ref()
-                .and_then(|cluster| cluster.broker(broker_key))
-        };
-        flag.or_else(dynamic)
-            .or_else(|| self.properties.get(broker_key))
+        let dynamic = || self.cluster.as_ref().and_then(|cluster| cluster.broker(broker_key));
+        flag.or_else(dynamic).or_else(|| self.properties.get(broker_key))
     }
 
     fn topic_value(&self, topic: &str, key: &str, broker_key: &str) -> Option<&str> {
-        let flag = self
-            .topics
-            .get(topic)
-            .and_then(|settings| settings.get(key))
-            .map(String::as_str);
-        let metadata = || {
-            self.cluster
-                .as_ref()
-                .and_then(|cluster| cluster.topic(topic, key))
-        };
-        flag.or_else(metadata)
-            .or_else(|| self.broker_value(key, broker_key))
+        let flag = self.topics.get(topic).and_then(|settings| settings.get(key)).map(String::as_str);
+        let metadata = || self.cluster.as_ref().and_then(|cluster| cluster.topic(topic, key));
+        flag.or_else(metadata).or_else(|| self.broker_value(key, broker_key))
     }
 
     fn number<T: std::str::FromStr>(key: &str, value: Option<&str>, default: T) -> Result<T> {
         let Some(text) = value else {
             return Ok(default);
         };
-        text.trim()
-            .parse()
-            .map_err(|_| Error::setting(format!("{key}={text}"), "not a whole number in range"))
+        text.trim().parse().map_err(|_| Error::setting(format!("{key}={text}"), "not a whole number in range"))
     }
 
     /// What a topic is recovered with.
@@ -267,11 +230,8 @@ impl Settings {
     /// # Errors
     /// When a source holds a value that is none.
     pub fn topic(&self, topic: &str) -> Result<TopicSettings> {
-        let [interval, index, remote] =
-            TOPIC_KEYS.map(|(key, broker_key)| self.topic_value(topic, key, broker_key));
-        let system = self
-            .broker_value(REMOTE_SYSTEM, REMOTE_SYSTEM)
-            .is_some_and(is_true);
+        let [interval, index, remote] = TOPIC_KEYS.map(|(key, broker_key)| self.topic_value(topic, key, broker_key));
+        let system = self.broker_value(REMOTE_SYSTEM, REMOTE_SYSTEM).is_some_and(is_true);
         Ok(TopicSettings {
             index_interval_bytes: Self::number(INDEX_INTERVAL, interval, 4096)?,
             segment_index_bytes: Self::number(SEGMENT_INDEX, index, 10_485_760)?,
@@ -295,15 +255,8 @@ fn is_true(text: &str) -> bool {
 
 fn unknown_key(what: &str) -> Error {
     let topic: Vec<&str> = TOPIC_KEYS.iter().map(|names| names.0).collect();
-    let known = format!(
-        "{} (and for --default {})",
-        topic.join(", "),
-        BROKER_KEYS.join(", ")
-    );
-    Error::setting(
-        what,
-        format!("recovery depends on these keys only: {known}"),
-    )
+    let known = format!("{} (and for --default {})", topic.join(", "), BROKER_KEYS.join(", "));
+    Error::setting(what, format!("recovery depends on these keys only: {known}"))
 }
 
 fn check_value(key: &str, value: &str, what: &str) -> Result<()> {
@@ -313,11 +266,7 @@ fn check_value(key: &str, value: &str, what: &str) -> Result<()> {
         PRODUCER_EXPIRATION => value.parse::<i64>().is_ok_and(|n| n >= 1),
         _ => value.parse::<i32>().is_ok_and(|n| n >= 0),
     };
-    if fits {
-        Ok(())
-    } else {
-        Err(Error::setting(what, "a broker would not accept this value"))
-    }
+    if fits { Ok(()) } else { Err(Error::setting(what, "a broker would not accept this value")) }
 }
 
 #[cfg(test)]
@@ -340,25 +289,13 @@ mod tests {
 
     #[test]
     fn the_nearest_source_wins() {
-        let mut settings = Settings::new(Properties::parse(
-            "log.index.interval.bytes=1\nremote.storage.enable=true",
-        ));
-        assert_eq!(
-            settings.topic("t").map(|s| s.index_interval_bytes).ok(),
-            Some(1)
-        );
-        settings
-            .add_default("index.interval.bytes=2")
-            .expect("known");
-        settings
-            .add_topic("t:index.interval.bytes=3")
-            .expect("known");
+        let mut settings = Settings::new(Properties::parse("log.index.interval.bytes=1\nremote.storage.enable=true"));
+        assert_eq!(settings.topic("t").map(|s| s.index_interval_bytes).ok(), Some(1));
+        settings.add_default("index.interval.bytes=2").expect("known");
+        settings.add_topic("t:index.interval.bytes=3").expect("known");
         let of = |name: &str| settings.topic(name).map(|s| s.index_interval_bytes).ok();
         assert_eq!((of("t"), of("u")), (Some(3), Some(2)));
-        assert_eq!(
-            settings.topic("t").map(|s| s.remote_storage).ok(),
-            Some(false)
-        );
+        assert_eq!(settings.topic("t").map(|s| s.remote_storage).ok(), Some(false));
         assert!(settings.add_default("segment.bytes=1").is_err());
         assert!(settings.add_topic("t:index.interval.bytes=x").is_err());
     }

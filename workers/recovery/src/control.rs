@@ -22,10 +22,7 @@ impl Stop {
     /// Stops by itself at `deadline`, if there is one.
     #[must_use]
     pub fn at(deadline: Option<Instant>) -> Self {
-        Self(Arc::new(StopState {
-            deadline,
-            ..StopState::default()
-        }))
+        Self(Arc::new(StopState { deadline, ..StopState::default() }))
     }
 
     /// Asks every thread to stop at its next read. The log dirs stay recoverable.
@@ -39,10 +36,7 @@ impl Stop {
         if self.0.cancelled.load(Ordering::Relaxed) {
             return Some("it was asked to stop");
         }
-        let over = self
-            .0
-            .deadline
-            .is_some_and(|deadline| Instant::now() >= deadline);
+        let over = self.0.deadline.is_some_and(|deadline| Instant::now() >= deadline);
         if over || self.0.expired.load(Ordering::Relaxed) {
             self.0.expired.store(true, Ordering::Relaxed);
             return Some("the time limit was reached");
@@ -62,10 +56,7 @@ impl Control {
     /// Readers stop when `stop` says so.
     #[must_use]
     pub fn new(stop: &Stop) -> Self {
-        Self {
-            stop: stop.clone(),
-            bytes: AtomicU64::new(0),
-        }
+        Self { stop: stop.clone(), bytes: AtomicU64::new(0) }
     }
 
     /// Bytes read so far.

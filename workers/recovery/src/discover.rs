@@ -18,9 +18,7 @@ const CLEANER_OFFSETS: &str = "cleaner-offset-checkpoint";
 const REMOTE_INDEX_CACHE: &str = "remote-log-index-cache";
 
 /// What a partition folder is for.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FolderKind {
     /// A replica in service.
@@ -77,10 +75,7 @@ impl LogDir {
         for entry in std::fs::read_dir(path).map_err(Error::io("list log dir", path))? {
             let entry = entry.map_err(Error::io("list log dir", path))?;
             let at = entry.path();
-            if !std::fs::metadata(&at)
-                .map_err(Error::io("look at", &at))?
-                .is_dir()
-            {
+            if !std::fs::metadata(&at).map_err(Error::io("look at", &at))?.is_dir() {
                 continue;
             }
             folders.extend(folder(&at, &entry.file_name())?);
@@ -106,17 +101,12 @@ impl LogDir {
         Ok(dir)
     }
 
-    fn offsets(
-        &mut self,
-        name: &'static str,
-        repair: bool,
-    ) -> Result<BTreeMap<TopicPartition, i64>> {
+    fn offsets(&mut self, name: &'static str, repair: bool) -> Result<BTreeMap<TopicPartition, i64>> {
         let path = self.path.join(name);
         match checkpoint::read_offsets(&path)? {
             Ok(offsets) => Ok(offsets),
             Err(why) if repair => {
-                self.warnings
-                    .push(format!("{name} is unreadable ({why}); treated as absent"));
+                self.warnings.push(format!("{name} is unreadable ({why}); treated as absent"));
                 // The two others are written in any case.
                 if name == HIGH_WATERMARKS || name == CLEANER_OFFSETS {
                     self.rewrite_empty.push(name);
@@ -125,9 +115,7 @@ impl LogDir {
             }
             Err(why) => Err(Error::refused(
                 &path,
-                format!(
-                    "an unreadable checkpoint ({why}), which takes the log dir offline in a broker"
-                ),
+                format!("an unreadable checkpoint ({why}), which takes the log dir offline in a broker"),
                 "--repair-checkpoints treats it as absent",
             )),
         }
@@ -142,11 +130,7 @@ fn format_version(dir: &Path, empty: bool) -> Result<String> {
         if empty {
             return Ok(String::new());
         }
-        return Err(Error::refused(
-            &path,
-            "no such file",
-            "give a log dir of a broker (one of log.dirs)",
-        ));
+        return Err(Error::refused(&path, "no such file", "give a log dir of a broker (one of log.dirs)"));
     }
     let properties = Properties::read(&path)?;
     match properties.get("version").map(str::trim) {
@@ -160,12 +144,7 @@ fn format_version(dir: &Path, empty: bool) -> Result<String> {
             ));
         }
     }
-    Ok(properties
-        .get("node.id")
-        .or_else(|| properties.get("broker.id"))
-        .unwrap_or_default()
-        .trim()
-        .to_owned())
+    Ok(properties.get("node.id").or_else(|| properties.get("broker.id")).unwrap_or_default().trim().to_owned())
 }
 
 fn folder(path: &Path, name: &std::ffi::OsStr) -> Result<Option<PartitionFolder>> {
@@ -180,19 +159,10 @@ fn folder(path: &Path, name: &std::ffi::OsStr) -> Result<Option<PartitionFolder>
     if name == REMOTE_INDEX_CACHE || name == METADATA_FOLDER {
         return Ok(None);
     }
-    let suffixes = [
-        ("-delete", FolderKind::Delete),
-        ("-stray", FolderKind::Stray),
-        ("-future", FolderKind::Future),
-    ];
+    let suffixes = [("-delete", FolderKind::Delete), ("-stray", FolderKind::Stray), ("-future", FolderKind::Future)];
     let (stem, kind) = match suffixes.iter().find(|entry| name.ends_with(entry.0)) {
         // TOPIC-PARTITION.UNIQUE-suffix
-        Some((_, kind)) => (
-            name.rsplit_once('.')
-                .map(|parts| parts.0)
-                .ok_or_else(foreign)?,
-            *kind,
-        ),
+        Some((_, kind)) => (name.rsplit_once('.').map(|parts| parts.0).ok_or_else(foreign)?, *kind),
         None => (name, FolderKind::Current),
     };
     let (topic, number) = stem.rsplit_once('-').ok_or_else(foreign)?;
@@ -200,12 +170,7 @@ fn folder(path: &Path, name: &std::ffi::OsStr) -> Result<Option<PartitionFolder>
     if topic.is_empty() {
         return Err(foreign());
     }
-    Ok(Some(PartitionFolder {
-        name: name.to_owned(),
-        topic: topic.to_owned(),
-        partition,
-        kind,
-    }))
+    Ok(Some(PartitionFolder { name: name.to_owned(), topic: topic.to_owned(), partition, kind }))
 }
 
 #[cfg(test)]
@@ -219,28 +184,13 @@ mod tests {
 
     #[test]
     fn folder_names_are_read_as_the_broker_reads_them() {
-        assert_eq!(
-            parse("a.b-c-12"),
-            Some(("a.b-c".into(), 12, FolderKind::Current))
-        );
-        assert_eq!(
-            parse("a-1.0f-delete"),
-            Some(("a".into(), 1, FolderKind::Delete))
-        );
-        assert_eq!(
-            parse("a.b-1.0f-stray"),
-            Some(("a.b".into(), 1, FolderKind::Stray))
-        );
-        assert_eq!(
-            parse("a-1.0f-future"),
-            Some(("a".into(), 1, FolderKind::Future))
-        );
+        assert_eq!(parse("a.b-c-12"), Some(("a.b-c".into(), 12, FolderKind::Current)));
+        assert_eq!(parse("a-1.0f-delete"), Some(("a".into(), 1, FolderKind::Delete)));
+        assert_eq!(parse("a.b-1.0f-stray"), Some(("a.b".into(), 1, FolderKind::Stray)));
+        assert_eq!(parse("a-1.0f-future"), Some(("a".into(), 1, FolderKind::Future)));
         for wrong in ["lost+found", "a", "a-x", "-1", "a-delete", "a-99999999999"] {
             assert!(folder(Path::new(wrong), wrong.as_ref()).is_err(), "{wrong}");
         }
-        assert!(matches!(
-            folder(Path::new("x"), METADATA_FOLDER.as_ref()),
-            Ok(None)
-        ));
+        assert!(matches!(folder(Path::new("x"), METADATA_FOLDER.as_ref()), Ok(None)));
     }
 }

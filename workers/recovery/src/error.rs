@@ -64,28 +64,17 @@ impl Error {
     /// Wraps an operating-system error with what was attempted on which path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
-        move |source| Self::Io {
-            action,
-            path,
-            source,
-        }
+        move |source| Self::Io { action, path, source }
     }
 
     /// A refusal of `path`: what was found and what to do about it.
     pub(crate) fn refused(path: &Path, why: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Refused {
-            path: path.to_path_buf(),
-            why: why.into(),
-            hint: hint.into(),
-        }
+        Self::Refused { path: path.to_path_buf(), why: why.into(), hint: hint.into() }
     }
 
     /// A flag, key or file that cannot be used.
     pub(crate) fn setting(what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::Setting {
-            what: what.into(),
-            why: why.into(),
-        }
+        Self::Setting { what: what.into(), why: why.into() }
     }
 
     /// Whether this is a refusal (the data needs a decision), as opposed to a failure that may pass.

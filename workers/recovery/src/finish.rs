@@ -33,11 +33,7 @@ pub(crate) fn dir_state(partitions: &[PartitionReport]) -> DirState {
 
 /// Makes a dir whose partitions are all recovered as after a clean stop. The marker is the very last thing: a broker
 /// trusts it blindly.
-pub(crate) fn seal(
-    dir: &LogDir,
-    partitions: &[PartitionReport],
-    is_remote: impl Fn(&str) -> bool,
-) -> Result<()> {
+pub(crate) fn seal(dir: &LogDir, partitions: &[PartitionReport], is_remote: impl Fn(&str) -> bool) -> Result<()> {
     // A dir without partitions and without format belongs to no broker yet; it must not get a marker.
     if partitions.is_empty() && !dir.path.join("meta.properties").exists() {
         return Ok(());
@@ -46,24 +42,16 @@ pub(crate) fn seal(
         .iter()
         .filter(|partition| matches!(partition.kind, FolderKind::Current | FolderKind::Future))
         .collect();
-    let folders: Vec<PathBuf> = partitions
-        .iter()
-        .map(|partition| dir.path.join(&partition.folder))
-        .collect();
+    let folders: Vec<PathBuf> = partitions.iter().map(|partition| dir.path.join(&partition.folder)).collect();
     flush(&dir.path, &folders)?;
     for name in &dir.rewrite_empty {
         replace(&dir.path, name, &format_offsets(&BTreeMap::new()))?;
     }
     let key = |partition: &PartitionReport| (partition.topic.clone(), partition.partition);
-    let ends = in_service
-        .iter()
-        .map(|partition| (key(partition), partition.log_end))
-        .collect();
+    let ends = in_service.iter().map(|partition| (key(partition), partition.log_end)).collect();
     let starts = in_service
         .iter()
-        .filter(|partition| {
-            partition.log_start > partition.first_segment || is_remote(&partition.topic)
-        })
+        .filter(|partition| partition.log_start > partition.first_segment || is_remote(&partition.topic))
         .map(|partition| (key(partition), partition.log_start))
         .collect();
     replace(&dir.path, RECOVERY_POINTS, &format_offsets(&ends))?;
@@ -79,21 +67,14 @@ fn replace(dir: &Path, name: &str, text: &str) -> Result<()> {
     if let Some(like) = std::fs::metadata(&path).ok().or_else(|| model_of(dir)) {
         crate::repair::give(&file, &temporary, &like)?;
     }
-    file.write_all(text.as_bytes())
-        .map_err(Error::io("write", &temporary))?;
+    file.write_all(text.as_bytes()).map_err(Error::io("write", &temporary))?;
     file.sync_all().map_err(Error::io("flush", &temporary))?;
     std::fs::rename(&temporary, &path).map_err(Error::io("rename to its place", &temporary))?;
     sync_folder(dir)
 }
 
 /// The report of a run out of those of its dirs.
-pub(crate) fn summary(
-    dirs: Vec<DirReport>,
-    check: bool,
-    threads: usize,
-    now_ms: i64,
-    duration_ms: u64,
-) -> RunReport {
+pub(crate) fn summary(dirs: Vec<DirReport>, check: bool, threads: usize, now_ms: i64, duration_ms: u64) -> RunReport {
     let any = |state| dirs.iter().any(|dir| dir.state == state);
     let outcome = if any(DirState::Failed) {
         Outcome::Failed
@@ -107,25 +88,11 @@ pub(crate) fn summary(
         Outcome::Recovered
     };
     let errors = dirs.iter().flat_map(|dir| {
-        let own = dir
-            .errors
-            .iter()
-            .map(|error| format!("{}: {error}", dir.path.display()));
+        let own = dir.errors.iter().map(|error| format!("{}: {error}", dir.path.display()));
         let parts = dir.partitions.iter().flat_map(|partition| {
-            partition
-                .errors
-                .iter()
-                .map(|error| format!("{}/{}: {error}", dir.path.display(), partition.folder))
+            partition.errors.iter().map(|error| format!("{}/{}: {error}", dir.path.display(), partition.folder))
         });
         own.chain(parts).collect::<Vec<_>>()
     });
-    RunReport {
-        outcome,
-        check,
-        errors: errors.collect(),
-        dirs,
-        threads,
-        now_ms,
-        duration_ms,
-    }
+    RunReport { outcome, check, errors: errors.collect(), dirs, threads, now_ms, duration_ms }
 }

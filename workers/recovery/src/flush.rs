@@ -21,15 +21,12 @@ pub(crate) fn flush(dir: &Path, partitions: &[PathBuf]) -> Result<()> {
     }
     let mut devices = BTreeMap::new();
     for path in std::iter::once(dir).chain(partitions.iter().map(PathBuf::as_path)) {
-        let device = std::fs::metadata(path)
-            .map_err(Error::io("look at", path))?
-            .dev();
+        let device = std::fs::metadata(path).map_err(Error::io("look at", path))?.dev();
         devices.entry(device).or_insert(path);
     }
     for path in devices.into_values() {
         let folder = File::open(path).map_err(Error::io("open folder", path))?;
-        rustix::fs::syncfs(&folder)
-            .map_err(|error| Error::io("flush the file system of", path)(error.into()))?;
+        rustix::fs::syncfs(&folder).map_err(|error| Error::io("flush the file system of", path)(error.into()))?;
     }
     Ok(())
 }

@@ -15,9 +15,7 @@ use crate::producers::{Producers, read_snapshot, read_snapshot_image};
 use crate::replay::{OffsetIndex, Replayed, TrustedSegment};
 use crate::segment::{ScanEnd, SegmentReport};
 use crate::spool::{Image, Spool, Writer};
-use crate::summary::{
-    EPOCH_BYTES, PRODUCER_BYTES, ProducerDelta, TRANSACTION_BYTES, TransactionEvent,
-};
+use crate::summary::{EPOCH_BYTES, PRODUCER_BYTES, ProducerDelta, TRANSACTION_BYTES, TransactionEvent};
 
 /// A report and the spool that holds its images.
 #[derive(Clone, Debug)]
@@ -153,21 +151,9 @@ pub fn fold_partition<'a>(
     input: &FoldInput<'a>,
     control: &Control,
 ) -> Result<PartitionChange<'a>> {
-    let snapshots = plan
-        .snapshots
-        .keys()
-        .map(|offset| (*offset, Snapshot::OnDisk))
-        .collect();
+    let snapshots = plan.snapshots.keys().map(|offset| (*offset, Snapshot::OnDisk)).collect();
     let epochs = plan.epochs.clone();
-    let mut fold = Fold {
-        plan,
-        input,
-        control,
-        segments: Vec::new(),
-        removed: Vec::new(),
-        snapshots,
-        epochs,
-    };
+    let mut fold = Fold { plan, input, control, segments: Vec::new(), removed: Vec::new(), snapshots, epochs };
     for planned in &plan.segments {
         let segment = fold.enter(planned);
         if planned.early.is_some() {
@@ -211,21 +197,13 @@ impl<'a> Fold<'a, '_> {
     }
 
     fn refuse(&self, path: &std::path::Path, why: impl Into<String>) -> Error {
-        Error::refused(
-            path,
-            why,
-            "a broker does not start on it; restore the partition from a replica or move it away",
-        )
+        Error::refused(path, why, "a broker does not start on it; restore the partition from a replica or move it away")
     }
 
     /// Step 4: recovers from the segment that holds the recovery point on. The first cut ends the log.
     fn recover_unflushed(&mut self) -> Result<usize> {
         let first = self.plan.first_unflushed();
-        let begin = self
-            .segments
-            .iter()
-            .position(|segment| segment.base >= first)
-            .unwrap_or(self.segments.len());
+        let begin = self.segments.iter().position(|segment| segment.base >= first).unwrap_or(self.segments.len());
         let count = self.segments.len() - begin;
         for i in begin..self.segments.len() {
             let all = self.segments.len();
@@ -234,11 +212,7 @@ impl<'a> Fold<'a, '_> {
                 let why = format!("segment {base} before it was cut");
                 for segment in self.segments.split_off(i + 1) {
                     self.snapshots.remove(&segment.base);
-                    self.removed.push(Removed {
-                        base: segment.base,
-                        size: segment.size,
-                        why: why.clone(),
-                    });
+                    self.removed.push(Removed { base: segment.base, size: segment.size, why: why.clone() });
                 }
                 break;
             }
@@ -250,10 +224,7 @@ impl<'a> Fold<'a, '_> {
     fn recover(&mut self, i: usize, known: usize, early: bool) -> Result<u64> {
         let base = self.segments[i].base;
         let Some(verified) = self.input.verified.get(&base) else {
-            return Err(Error::setting(
-                format!("segment {base}"),
-                "no report was given for it",
-            ));
+            return Err(Error::setting(format!("segment {base}"), "no report was given for it"));
         };
         let (report, spool) = (&verified.report, verified.spool);
         let why = self.reason(i, report, early)?;
@@ -281,11 +252,8 @@ impl<'a> Fold<'a, '_> {
         segment.change.time_index = Some(Content::Image(report.time_index.clone(), spool));
         if segment.has_transaction_index || aborted.length > 0 {
             let keep = !emptied && aborted.length > 0;
-            segment.change.transaction_index = Some(if keep {
-                Content::Image(aborted, self.input.spool)
-            } else {
-                Content::Empty
-            });
+            segment.change.transaction_index =
+                Some(if keep { Content::Image(aborted, self.input.spool) } else { Content::Empty });
             segment.has_transaction_index = true;
         }
         if !emptied {
@@ -300,39 +268,26 @@ impl<'a> Fold<'a, '_> {
         let at = report.valid_bytes;
         match &report.end {
             ScanEnd::Complete => Ok(None),
-            ScanEnd::Torn => Ok(Some(format!(
-                "the file ends inside a batch that begins at byte {at}"
-            ))),
-            ScanEnd::Corrupt { corruption } => {
-                Ok(Some(format!("{} at byte {at}", corruption.text())))
+            ScanEnd::Torn => Ok(Some(format!("the file ends inside a batch that begins at byte {at}"))),
+            ScanEnd::Corrupt { corruption } => Ok(Some(format!("{} at byte {at}", corruption.text()))),
+            ScanEnd::Overflow { offset } if self.input.truncate_overflow => {
+                Ok(Some(format!("offset {offset} at byte {at} does not fit the segment")))
             }
-            ScanEnd::Overflow { offset } if self.input.truncate_overflow => Ok(Some(format!(
-                "offset {offset} at byte {at} does not fit the segment"
-            ))),
             ScanEnd::Overflow { offset } => Err(Error::refused(
                 path,
-                format!(
-                    "offset {offset} at byte {at} does not fit a segment that begins at {}",
-                    report.base_offset
-                ),
+                format!("offset {offset} at byte {at} does not fit a segment that begins at {}", report.base_offset),
                 "a broker would try to split the segment and fail; --truncate-overflow cuts it there like damage",
             )),
-            ScanEnd::OffsetsGoBack { position } if early => Err(self.refuse(
-                path,
-                format!("offsets go back at byte {position} of a segment without usable indexes"),
-            )),
-            ScanEnd::OffsetsGoBack { position } => Ok(Some(format!(
-                "offsets go back at byte {position}, and a broker empties such a segment"
-            ))),
-            ScanEnd::Refused {
-                position,
-                why,
-                hint,
-            } => Err(Error::refused(
-                path,
-                format!("{why} (byte {position})"),
-                hint.clone(),
-            )),
+            ScanEnd::OffsetsGoBack { position } if early => {
+                Err(self
+                    .refuse(path, format!("offsets go back at byte {position} of a segment without usable indexes")))
+            }
+            ScanEnd::OffsetsGoBack { position } => {
+                Ok(Some(format!("offsets go back at byte {position}, and a broker empties such a segment")))
+            }
+            ScanEnd::Refused { position, why, hint } => {
+                Err(Error::refused(path, format!("{why} (byte {position})"), hint.clone()))
+            }
         }
     }
 
@@ -348,41 +303,29 @@ impl<'a> Fold<'a, '_> {
         report.epochs.entries::<EPOCH_BYTES>(spool, |entry| {
             let (epoch, offset) = entry.split_at(4);
             let epoch = i32::from_be_bytes(epoch.try_into().unwrap_or_default());
-            epochs.observe(
-                epoch,
-                i64::from_be_bytes(offset.try_into().unwrap_or_default()),
-            );
+            epochs.observe(epoch, i64::from_be_bytes(offset.try_into().unwrap_or_default()));
             Ok(())
         })?;
         let path = &self.segments[i].path;
         report.producers.entries::<PRODUCER_BYTES>(spool, |entry| {
             let delta = ProducerDelta::decode(entry);
             producers.enter(delta.id);
-            producers
-                .check_start(&delta)
-                .map_err(|why| self.refuse(path, why))
+            producers.check_start(&delta).map_err(|why| self.refuse(path, why))
         })?;
         let mut index = Writer::default();
         let mut last = None;
-        report
-            .transactions
-            .entries::<TRANSACTION_BYTES>(spool, |entry| {
-                let event = TransactionEvent::decode(entry);
-                let aborted = producers
-                    .transaction(event)
-                    .map_err(|why| self.refuse(path, why))?;
-                if let Some(entry) = aborted {
-                    if last.is_some_and(|last| last >= event.offset) {
-                        return Err(self.refuse(
-                            path,
-                            "aborted transactions whose markers are not in ascending order",
-                        ));
-                    }
-                    last = Some(event.offset);
-                    index.push(&entry, self.input.spool)?;
+        report.transactions.entries::<TRANSACTION_BYTES>(spool, |entry| {
+            let event = TransactionEvent::decode(entry);
+            let aborted = producers.transaction(event).map_err(|why| self.refuse(path, why))?;
+            if let Some(entry) = aborted {
+                if last.is_some_and(|last| last >= event.offset) {
+                    return Err(self.refuse(path, "aborted transactions whose markers are not in ascending order"));
                 }
-                Ok(())
-            })?;
+                last = Some(event.offset);
+                index.push(&entry, self.input.spool)?;
+            }
+            Ok(())
+        })?;
         report.producers.entries::<PRODUCER_BYTES>(spool, |entry| {
             producers.apply(&ProducerDelta::decode(entry));
             Ok(())
@@ -401,26 +344,14 @@ impl<'a> Fold<'a, '_> {
     }
 
     /// Brings `producers` up to offset `end`, from the newest usable snapshot and the first `known` segments.
-    fn rebuild(
-        &mut self,
-        producers: &mut Producers,
-        known: usize,
-        start: i64,
-        end: i64,
-    ) -> Result<()> {
+    fn rebuild(&mut self, producers: &mut Producers, known: usize, start: i64, end: i64) -> Result<()> {
         let was_enough = producers.is_empty() && producers.end >= end;
         self.reload(producers, start, end)?;
         if end > producers.end && !was_enough {
-            let bases: Vec<i64> = self.segments[..known]
-                .iter()
-                .map(|segment| segment.base)
-                .collect();
+            let bases: Vec<i64> = self.segments[..known].iter().map(|segment| segment.base).collect();
             let to_snapshot = &bases[bases.len().saturating_sub(2)..];
             let floor = bases.iter().rposition(|base| *base <= end);
-            let first = bases
-                .iter()
-                .rposition(|base| *base <= producers.end)
-                .unwrap_or(0);
+            let first = bases.iter().rposition(|base| *base <= producers.end).unwrap_or(0);
             for i in first..bases.len() {
                 let base = bases[i];
                 if base >= end {
@@ -440,33 +371,27 @@ impl<'a> Fold<'a, '_> {
 
     /// Drops snapshots out of range and loads the newest usable one.
     fn reload(&mut self, producers: &mut Producers, start: i64, end: i64) -> Result<()> {
-        self.snapshots
-            .retain(|offset, _| *offset <= end && *offset > start);
+        self.snapshots.retain(|offset, _| *offset <= end && *offset > start);
         if end == producers.end {
             producers.end = producers.end.max(start);
             producers.snapshot_offset = self.snapshots.keys().next_back().copied().unwrap_or(start);
             return Ok(());
         }
         producers.clear();
-        while let Some((offset, snapshot)) = self
-            .snapshots
-            .iter()
-            .next_back()
-            .map(|(o, s)| (*o, s.clone()))
-        {
+        while let Some((offset, snapshot)) = self.snapshots.iter().next_back().map(|(o, s)| (*o, s.clone())) {
             let (now, expiration) = (self.input.now_ms, self.input.producer_expiration_ms);
             let loaded = match snapshot {
                 Snapshot::New(image) => {
-                    read_snapshot_image(&image, self.input.spool, |entry| {
-                        producers.load(entry, now, expiration)
-                    })?;
+                    read_snapshot_image(&image, self.input.spool, |entry| producers.load(entry, now, expiration))?;
                     true
                 }
                 Snapshot::OnDisk => {
                     let path = self.plan.path.join(format!("{offset:020}.snapshot"));
-                    let path = self.plan.snapshots.get(&offset).map_or(path, |name| {
-                        self.plan.path.join(self.plan.present_name(name))
-                    });
+                    let path = self
+                        .plan
+                        .snapshots
+                        .get(&offset)
+                        .map_or(path, |name| self.plan.path.join(self.plan.present_name(name)));
                     read_snapshot(&path, |entry| producers.load(entry, now, expiration))?
                 }
             };
@@ -492,26 +417,14 @@ impl<'a> Fold<'a, '_> {
         }
     }
 
-    fn replay(
-        &self,
-        producers: &mut Producers,
-        i: usize,
-        from: i64,
-        to: Option<i64>,
-    ) -> Result<()> {
+    fn replay(&self, producers: &mut Producers, i: usize, from: i64, to: Option<i64>) -> Result<()> {
         let prepared = self.input.replays.get(&self.segments[i].base);
-        let untouched = self.segments[i]
-            .planned
-            .is_some_and(|planned| planned.early.is_none());
+        let untouched = self.segments[i].planned.is_some_and(|planned| planned.early.is_none());
         let (found, spool) = match prepared {
             Some(prepared) if to.is_none() && prepared.from == from && untouched => {
                 (prepared.found.clone(), prepared.spool)
             }
-            _ => (
-                self.trusted(i)
-                    .replay(from, to, self.input.spool, self.control)?,
-                self.input.spool,
-            ),
+            _ => (self.trusted(i).replay(from, to, self.input.spool, self.control)?, self.input.spool),
         };
         let Some(found) = found else { return Ok(()) };
         let path = &self.segments[i].path;
@@ -519,21 +432,14 @@ impl<'a> Fold<'a, '_> {
         found.producers.entries::<PRODUCER_BYTES>(spool, |entry| {
             let delta = ProducerDelta::decode(entry);
             ids.push(delta.id);
-            producers
-                .check_start(&delta)
-                .map_err(|why| self.refuse(path, why))
+            producers.check_start(&delta).map_err(|why| self.refuse(path, why))
         })?;
         producers.enter_replayed(&ids);
         drop(ids);
-        found
-            .transactions
-            .entries::<TRANSACTION_BYTES>(spool, |entry| {
-                let event = TransactionEvent::decode(entry);
-                producers
-                    .transaction(event)
-                    .map(|_| ())
-                    .map_err(|why| self.refuse(path, why))
-            })?;
+        found.transactions.entries::<TRANSACTION_BYTES>(spool, |entry| {
+            let event = TransactionEvent::decode(entry);
+            producers.transaction(event).map(|_| ()).map_err(|why| self.refuse(path, why))
+        })?;
         found.producers.entries::<PRODUCER_BYTES>(spool, |entry| {
             producers.apply(&ProducerDelta::decode(entry));
             Ok(())
@@ -547,11 +453,7 @@ impl<'a> Fold<'a, '_> {
         if let Some(reached) = end.filter(|end| *end < start) {
             let why = format!("the log ends at {reached}, before its start {start}");
             for segment in std::mem::take(&mut self.segments) {
-                self.removed.push(Removed {
-                    base: segment.base,
-                    size: segment.size,
-                    why: why.clone(),
-                });
+                self.removed.push(Removed { base: segment.base, size: segment.size, why: why.clone() });
             }
             self.snapshots.clear();
             self.epochs.clear();
@@ -563,30 +465,19 @@ impl<'a> Fold<'a, '_> {
         let last_segment = self.segments.last().map_or(start, |segment| segment.base);
         self.epochs.cut_end(log_end);
         self.epochs.cut_start(start);
-        let log_start = if self.plan.settings.remote_storage {
-            start
-        } else {
-            start.max(first_segment)
-        };
+        let log_start = if self.plan.settings.remote_storage { start } else { start.max(first_segment) };
         self.drop_stray_snapshots(fresh, last_segment);
         let mut producers = Producers::default();
         let known = self.segments.len();
         self.rebuild(&mut producers, known, log_start, log_end)?;
         let plan = self.plan;
         let kept = |offset: &i64| matches!(self.snapshots.get(offset), Some(Snapshot::OnDisk));
-        let delete_snapshots = plan
-            .snapshots
-            .iter()
-            .filter(|entry| !kept(entry.0))
-            .map(|entry| entry.1.clone())
-            .collect();
-        let write_snapshots =
-            self.snapshots
-                .iter()
-                .filter_map(|(offset, snapshot)| match snapshot {
-                    Snapshot::New(image) => Some((*offset, image.clone())),
-                    Snapshot::OnDisk => None,
-                });
+        let delete_snapshots =
+            plan.snapshots.iter().filter(|entry| !kept(entry.0)).map(|entry| entry.1.clone()).collect();
+        let write_snapshots = self.snapshots.iter().filter_map(|(offset, snapshot)| match snapshot {
+            Snapshot::New(image) => Some((*offset, image.clone())),
+            Snapshot::OnDisk => None,
+        });
         let epochs = match (self.epochs.dirty, plan.has_epochs_file) {
             (true, _) => Some(self.epochs.format()),
             (false, true) => None,
@@ -595,11 +486,7 @@ impl<'a> Fold<'a, '_> {
         Ok(PartitionChange {
             write_snapshots: write_snapshots.collect(),
             delete_snapshots,
-            segments: self
-                .segments
-                .into_iter()
-                .map(|segment| segment.change)
-                .collect(),
+            segments: self.segments.into_iter().map(|segment| segment.change).collect(),
             removed: self.removed,
             fresh,
             spool: self.input.spool,
@@ -624,19 +511,9 @@ impl<'a> Fold<'a, '_> {
 
     /// Of the snapshots that belong to no segment only the newest stays, and only at or behind the last segment.
     fn drop_stray_snapshots(&mut self, fresh: Option<i64>, last_segment: i64) {
-        let is_base = |offset: i64| {
-            fresh == Some(offset) || self.segments.iter().any(|segment| segment.base == offset)
-        };
-        let stray: Vec<i64> = self
-            .snapshots
-            .keys()
-            .copied()
-            .filter(|offset| !is_base(*offset))
-            .collect();
-        let keep = stray
-            .last()
-            .copied()
-            .filter(|offset| *offset >= last_segment);
+        let is_base = |offset: i64| fresh == Some(offset) || self.segments.iter().any(|segment| segment.base == offset);
+        let stray: Vec<i64> = self.snapshots.keys().copied().filter(|offset| !is_base(*offset)).collect();
+        let keep = stray.last().copied().filter(|offset| *offset >= last_segment);
         for offset in stray.into_iter().filter(|offset| Some(*offset) != keep) {
             self.snapshots.remove(&offset);
         }

@@ -75,12 +75,7 @@ impl Journal {
     /// Opens the journal of `dir` and returns what in it still counts.
     pub(crate) fn open(dir: &Path, like: Option<&Metadata>) -> Result<(Self, Remembered)> {
         let path = dir.join(JOURNAL);
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path);
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(Error::io("open the journal", &path))?;
         if let Some(like) = like {
             crate::repair::give(&file, &path, like)?;
@@ -90,18 +85,10 @@ impl Journal {
             Some(found) => found,
             None => (0, Remembered::default()),
         };
-        file.set_len(end)
-            .map_err(Error::io("cut the journal", &path))?;
-        let journal = Self {
-            path,
-            file,
-            end: Mutex::new(end),
-        };
+        file.set_len(end).map_err(Error::io("cut the journal", &path))?;
+        let journal = Self { path, file, end: Mutex::new(end) };
         if end == 0 {
-            journal
-                .file
-                .write_all_at(&MAGIC, 0)
-                .map_err(Error::io("write the journal", &journal.path))?;
+            journal.file.write_all_at(&MAGIC, 0).map_err(Error::io("write the journal", &journal.path))?;
             *journal.lock() = MAGIC.len() as u64;
             journal.frame(HEADER, &[&encode(&Header { boot_id }, &journal.path)?])?;
         }
@@ -115,9 +102,7 @@ impl Journal {
     /// Writes one frame; the position of its payload.
     fn frame(&self, kind: u8, parts: &[&[u8]]) -> Result<u64> {
         let length: usize = parts.iter().map(|part| part.len()).sum();
-        let crc = parts
-            .iter()
-            .fold(0, |crc, part| crc32c::crc32c_append(crc, part));
+        let crc = parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
         let mut bytes = Vec::with_capacity(FRAME + length);
         bytes.push(kind);
         bytes.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
@@ -127,27 +112,20 @@ impl Journal {
         }
         let mut end = self.lock();
         let at = *end;
-        self.file
-            .write_all_at(&bytes, at)
-            .map_err(Error::io("write the journal", &self.path))?;
+        self.file.write_all_at(&bytes, at).map_err(Error::io("write the journal", &self.path))?;
         *end = at + bytes.len() as u64;
         Ok(at + FRAME as u64)
     }
 
     /// Remembers a verified segment.
     pub(crate) fn segment(&self, job: &SegmentJob, report: &SegmentReport) -> Result<()> {
-        let entry = SegmentEntry {
-            job: job.clone(),
-            report: report.clone(),
-        };
-        self.frame(SEGMENT, &[&encode(&entry, &self.path)?])
-            .map(|_| ())
+        let entry = SegmentEntry { job: job.clone(), report: report.clone() };
+        self.frame(SEGMENT, &[&encode(&entry, &self.path)?]).map(|_| ())
     }
 
     /// Remembers a finished partition.
     pub(crate) fn partition(&self, entry: &PartitionEntry) -> Result<()> {
-        self.frame(PARTITION, &[&encode(entry, &self.path)?])
-            .map(|_| ())
+        self.frame(PARTITION, &[&encode(entry, &self.path)?]).map(|_| ())
     }
 
     /// Removes the journal.
@@ -162,9 +140,7 @@ impl Spool for Journal {
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
-        self.file
-            .read_exact_at(into, at)
-            .map_err(Error::io("read the journal", &self.path))
+        self.file.read_exact_at(into, at).map_err(Error::io("read the journal", &self.path))
     }
 
     fn path(&self) -> &Path {
@@ -173,27 +149,19 @@ impl Spool for Journal {
 }
 
 fn encode(value: &impl Serialize, path: &Path) -> Result<Vec<u8>> {
-    serde_json::to_vec(value)
-        .map_err(|error| Error::io("describe work in the journal", path)(error.into()))
+    serde_json::to_vec(value).map_err(|error| Error::io("describe work in the journal", path)(error.into()))
 }
 
 /// Identifies this boot of this machine. Where the kernel does not tell, nothing is ever remembered.
 fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let id = id.trim();
-    if id.is_empty() {
-        format!("unknown-{}", std::process::id())
-    } else {
-        id.to_owned()
-    }
+    if id.is_empty() { format!("unknown-{}", std::process::id()) } else { id.to_owned() }
 }
 
 /// Reads a journal to its last whole frame; `None` when it is of another boot or version.
 fn scan(file: &File, path: &Path, boot_id: &str) -> Result<Option<(u64, Remembered)>> {
-    let size = file
-        .metadata()
-        .map_err(Error::io("look at the journal", path))?
-        .len();
+    let size = file.metadata().map_err(Error::io("look at the journal", path))?.len();
     let mut reader = std::io::BufReader::with_capacity(256 * 1024, file);
     let mut magic = [0; MAGIC.len()];
     if reader.read_exact(&mut magic).is_err() || magic != MAGIC {
@@ -215,8 +183,7 @@ fn scan(file: &File, path: &Path, boot_id: &str) -> Result<Option<(u64, Remember
         }
         match kind {
             HEADER => {
-                let same = serde_json::from_slice::<Header>(&payload)
-                    .is_ok_and(|header| header.boot_id == boot_id);
+                let same = serde_json::from_slice::<Header>(&payload).is_ok_and(|header| header.boot_id == boot_id);
                 if !same {
                     return Ok(None);
                 }
@@ -230,9 +197,7 @@ fn scan(file: &File, path: &Path, boot_id: &str) -> Result<Option<(u64, Remember
             }
             PARTITION => {
                 if let Ok(entry) = serde_json::from_slice::<PartitionEntry>(&payload) {
-                    remembered
-                        .partitions
-                        .insert(entry.report.folder.clone(), entry);
+                    remembered.partitions.insert(entry.report.folder.clone(), entry);
                 }
             }
             _ => {}

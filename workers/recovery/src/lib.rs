@@ -53,8 +53,7 @@ pub use plan::{EarlyReason, PartitionPlan};
 pub use reader::Corruption;
 pub use replay::Replayed;
 pub use report::{
-    CutReport, DirProgress, DirReport, DirState, Outcome, PartitionReport, PartitionState,
-    RemovedReport, RunReport,
+    CutReport, DirProgress, DirReport, DirState, Outcome, PartitionReport, PartitionState, RemovedReport, RunReport,
 };
 pub use run::{Options, recover};
 pub use segment::{FileIdentity, ScanEnd, SegmentJob, SegmentReport, verify_segment};

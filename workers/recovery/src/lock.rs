@@ -26,12 +26,7 @@ impl DirLock {
     pub(crate) fn take(dir: &Path, like: Option<&Metadata>) -> Result<Self> {
         let path = dir.join(LOCK);
         let is_new = !path.exists();
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path);
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(Error::io("open the lock", &path))?;
         if let (true, Some(like)) = (is_new, like) {
             crate::repair::give(&file, &path, like)?;
@@ -58,10 +53,7 @@ impl DirLock {
 }
 
 fn in_use(dir: &Path, pid: i32) -> Error {
-    Error::InUse {
-        dir: dir.to_path_buf(),
-        pid,
-    }
+    Error::InUse { dir: dir.to_path_buf(), pid }
 }
 
 /// The process that holds a lock on `file`, 0 when the kernel does not name one.

@@ -37,23 +37,16 @@ impl ClusterSettings {
 
     /// The dynamic setting of this node, else that of the cluster.
     pub(crate) fn broker(&self, key: &str) -> Option<&str> {
-        self.get(BROKER_RESOURCE, &self.node_id, key)
-            .or_else(|| self.get(BROKER_RESOURCE, "", key))
+        self.get(BROKER_RESOURCE, &self.node_id, key).or_else(|| self.get(BROKER_RESOURCE, "", key))
     }
 
     fn get(&self, kind: i8, name: &str, key: &str) -> Option<&str> {
-        self.settings
-            .get(&(kind, name.to_owned()))?
-            .get(key)
-            .map(String::as_str)
+        self.settings.get(&(kind, name.to_owned()))?.get(key).map(String::as_str)
     }
 
     /// Reads the metadata folder; `node_id` says whose broker settings count.
     pub(crate) fn read(folder: &Path, node_id: &str) -> Result<Self> {
-        let mut out = Self {
-            node_id: node_id.to_owned(),
-            ..Self::default()
-        };
+        let mut out = Self { node_id: node_id.to_owned(), ..Self::default() };
         let mut names = Vec::new();
         for entry in std::fs::read_dir(folder).map_err(Error::io("list", folder))? {
             let entry = entry.map_err(Error::io("list", folder))?;
@@ -61,9 +54,7 @@ impl ClusterSettings {
         }
         names.sort();
         let snapshot = names.iter().rfind(|name| is_snapshot(name));
-        let start = snapshot
-            .and_then(|name| name[..20].parse().ok())
-            .unwrap_or(0);
+        let start = snapshot.and_then(|name| name[..20].parse().ok()).unwrap_or(0);
         if let Some(name) = snapshot {
             out.read_file(&folder.join(name), i64::MIN)?;
         }
@@ -102,10 +93,7 @@ impl ClusterSettings {
 
     /// Takes one metadata record; one that does not parse (an unknown frame or version) is passed over.
     fn take(&mut self, value: &[u8]) -> Option<()> {
-        let mut cursor = Cursor {
-            bytes: value,
-            at: 0,
-        };
+        let mut cursor = Cursor { bytes: value, at: 0 };
         if cursor.uvarint()? != 1 {
             return None;
         }
@@ -138,16 +126,12 @@ impl ClusterSettings {
 }
 
 fn is_segment(name: &str) -> bool {
-    name.len() == 24
-        && name.ends_with(".log")
-        && name.as_bytes()[..20].iter().all(u8::is_ascii_digit)
+    name.len() == 24 && name.ends_with(".log") && name.as_bytes()[..20].iter().all(u8::is_ascii_digit)
 }
 
 /// 20 digits, a dash, 10 digits, `.checkpoint`.
 fn is_snapshot(name: &str) -> bool {
-    let digits = |part: Option<&str>, n| {
-        part.is_some_and(|p| p.len() == n && p.bytes().all(|b| b.is_ascii_digit()))
-    };
+    let digits = |part: Option<&str>, n| part.is_some_and(|p| p.len() == n && p.bytes().all(|b| b.is_ascii_digit()));
     let Some(stem) = name.strip_suffix(".checkpoint") else {
         return false;
     };
@@ -157,10 +141,7 @@ fn is_snapshot(name: &str) -> bool {
 
 fn record<'a>(cursor: &mut Cursor<'a>) -> Option<(i32, &'a [u8])> {
     let length = usize::try_from(cursor.varint()?).ok()?;
-    let mut inner = Cursor {
-        bytes: cursor.take(length)?,
-        at: 0,
-    };
+    let mut inner = Cursor { bytes: cursor.take(length)?, at: 0 };
     inner.take(1)?;
     inner.varlong()?;
     let delta = inner.varint()?;
@@ -172,9 +153,7 @@ fn record<'a>(cursor: &mut Cursor<'a>) -> Option<(i32, &'a [u8])> {
 fn string(cursor: &mut Cursor<'_>) -> Option<Option<String>> {
     match cursor.uvarint()?.checked_sub(1) {
         None => Some(None),
-        Some(n) => Some(Some(
-            String::from_utf8_lossy(cursor.take(n as usize)?).into_owned(),
-        )),
+        Some(n) => Some(Some(String::from_utf8_lossy(cursor.take(n as usize)?).into_owned())),
     }
 }
 
@@ -197,9 +176,7 @@ mod tests {
         for _ in 0..50_000 {
             let bytes: Vec<u8> = (0..state % 40)
                 .map(|i| {
-                    state = state
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(i);
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(i);
                     (state >> 57) as u8 % 20
                 })
                 .collect();

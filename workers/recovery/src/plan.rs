@@ -99,11 +99,7 @@ impl PartitionPlan {
     /// The segments to verify, in offset order.
     #[must_use]
     pub fn jobs(&self) -> Vec<SegmentJob> {
-        self.segments
-            .iter()
-            .filter(|segment| segment.verify)
-            .map(|segment| self.job(segment))
-            .collect()
+        self.segments.iter().filter(|segment| segment.verify).map(|segment| self.job(segment)).collect()
     }
 
     fn job(&self, segment: &PlannedSegment) -> SegmentJob {
@@ -151,21 +147,14 @@ impl PartitionPlan {
     /// topic id, so we only tell.
     fn check_metadata(&mut self) -> Result<()> {
         let Some(bytes) = checkpoint::read_if_there(&self.path.join(METADATA_FILE))? else {
-            self.warnings.push(format!(
-                "{METADATA_FILE} is missing: the broker will take this partition for a stray one"
-            ));
+            self.warnings
+                .push(format!("{METADATA_FILE} is missing: the broker will take this partition for a stray one"));
             return Ok(());
         };
         let text = String::from_utf8_lossy(&bytes);
         let mut lines = text.lines();
-        let version = lines
-            .next()
-            .and_then(|line| line.strip_prefix("version:"))
-            .map(str::trim);
-        let id = lines
-            .next()
-            .and_then(|line| line.strip_prefix("topic_id:"))
-            .map(str::trim);
+        let version = lines.next().and_then(|line| line.strip_prefix("version:")).map(str::trim);
+        let id = lines.next().and_then(|line| line.strip_prefix("topic_id:")).map(str::trim);
         if version != Some("0") || id.is_none_or(|id| id.len() != 22) {
             return Err(self.refuse(
                 METADATA_FILE,
@@ -181,9 +170,7 @@ impl PartitionPlan {
         let mut cleaned = Vec::new();
         let mut lowest = i64::MAX;
         for name in files.iter() {
-            if name.ends_with(TEMPORARY)
-                || (name.ends_with(".deleted") && !name.ends_with(".checkpoint.deleted"))
-            {
+            if name.ends_with(TEMPORARY) || (name.ends_with(".deleted") && !name.ends_with(".checkpoint.deleted")) {
                 self.leftovers.push(name.clone());
             } else if name.ends_with(".cleaned") {
                 lowest = lowest.min(self.leading_number(name)?);
@@ -204,16 +191,8 @@ impl PartitionPlan {
 
     /// Step 2: finished swap files replace what lies between the first and the last offset in them. Returns the base
     /// offsets of the swapped segments.
-    fn unfinished_swap(
-        &mut self,
-        files: &mut BTreeSet<String>,
-        control: &Control,
-    ) -> Result<BTreeSet<i64>> {
-        let swaps: Vec<String> = files
-            .iter()
-            .filter(|name| name.ends_with(".swap"))
-            .cloned()
-            .collect();
+    fn unfinished_swap(&mut self, files: &mut BTreeSet<String>, control: &Control) -> Result<BTreeSet<i64>> {
+        let swaps: Vec<String> = files.iter().filter(|name| name.ends_with(".swap")).cloned().collect();
         let (mut low, mut high) = (i64::MAX, i64::MIN);
         let mut swapped = BTreeSet::new();
         for name in swaps.iter().filter(|name| name.ends_with(".log.swap")) {
@@ -234,9 +213,7 @@ impl PartitionPlan {
             swapped.insert(base);
         }
         let between = |name: &str| {
-            let number = name
-                .split_once('.')
-                .and_then(|parts| parts.0.parse::<i64>().ok());
+            let number = name.split_once('.').and_then(|parts| parts.0.parse::<i64>().ok());
             !name.ends_with(".swap") && number.is_some_and(|n| n >= low && n < high)
         };
         self.superseded = files.iter().filter(|name| between(name)).cloned().collect();
@@ -244,9 +221,7 @@ impl PartitionPlan {
             files.remove(name);
         }
         // The log first: once it has its name, a run that is repeated finds no swap and deletes nothing more.
-        let (logs, others): (Vec<_>, Vec<_>) = swaps
-            .into_iter()
-            .partition(|name| name.ends_with(".log.swap"));
+        let (logs, others): (Vec<_>, Vec<_>) = swaps.into_iter().partition(|name| name.ends_with(".log.swap"));
         for name in logs.into_iter().chain(others) {
             let target = name.trim_end_matches(".swap").to_owned();
             files.remove(&name);
@@ -261,9 +236,7 @@ impl PartitionPlan {
         match Epochs::parse(&bytes) {
             Ok(epochs) => self.epochs = epochs,
             Err(why) if repair => {
-                self.warnings.push(format!(
-                    "{EPOCHS_FILE} is unreadable ({why}); treated as empty"
-                ));
+                self.warnings.push(format!("{EPOCHS_FILE} is unreadable ({why}); treated as empty"));
                 self.epochs.clear();
             }
             Err(why) => {
@@ -295,17 +268,12 @@ impl PartitionPlan {
                     }
                 }
                 "snapshot" => {
-                    self.snapshots
-                        .insert(self.exact_number(name)?, name.clone());
+                    self.snapshots.insert(self.exact_number(name)?, name.clone());
                 }
                 _ => {}
             }
         }
-        let first = self
-            .segments
-            .iter()
-            .rposition(|segment| segment.base <= self.recovery_point)
-            .unwrap_or(0);
+        let first = self.segments.iter().rposition(|segment| segment.base <= self.recovery_point).unwrap_or(0);
         for (i, segment) in self.segments.iter_mut().enumerate() {
             segment.verify = i >= first || segment.early.is_some();
         }
@@ -314,21 +282,11 @@ impl PartitionPlan {
 
     /// The first segment that counts as unflushed: the one that holds the recovery point, or the first of all.
     pub(crate) fn first_unflushed(&self) -> i64 {
-        let holds = self
-            .segments
-            .iter()
-            .rfind(|segment| segment.base <= self.recovery_point);
-        holds
-            .or(self.segments.first())
-            .map_or(i64::MAX, |segment| segment.base)
+        let holds = self.segments.iter().rfind(|segment| segment.base <= self.recovery_point);
+        holds.or(self.segments.first()).map_or(i64::MAX, |segment| segment.base)
     }
 
-    fn planned(
-        &self,
-        base: i64,
-        files: &BTreeSet<String>,
-        swapped: &BTreeSet<i64>,
-    ) -> Result<PlannedSegment> {
+    fn planned(&self, base: i64, files: &BTreeSet<String>, swapped: &BTreeSet<i64>) -> Result<PlannedSegment> {
         let name = |suffix: &str| format!("{base:020}.{suffix}");
         let log = self.present_name(&name("log"));
         let index = if files.contains(&name("index")) {
@@ -341,9 +299,7 @@ impl PartitionPlan {
         let has_transaction_index = files.contains(&name("txnindex"));
         let early = if index == PlannedIndex::Missing {
             Some(EarlyReason::NoOffsetIndex)
-        } else if has_transaction_index
-            && self.transaction_index_is_bad(&self.present_name(&name("txnindex")), base)?
-        {
+        } else if has_transaction_index && self.transaction_index_is_bad(&self.present_name(&name("txnindex")), base)? {
             Some(EarlyReason::BadTransactionIndex)
         } else {
             None
@@ -362,17 +318,12 @@ impl PartitionPlan {
 
     /// The name a file has now, before swap files are renamed.
     pub(crate) fn present_name(&self, name: &str) -> String {
-        self.renames
-            .iter()
-            .find(|pair| pair.1 == name)
-            .map_or_else(|| name.to_owned(), |pair| pair.0.clone())
+        self.renames.iter().find(|pair| pair.1 == name).map_or_else(|| name.to_owned(), |pair| pair.0.clone())
     }
 
     fn size_of(&self, name: &str) -> Result<u64> {
         let path = self.path.join(name);
-        Ok(std::fs::metadata(&path)
-            .map_err(Error::io("look at", &path))?
-            .len())
+        Ok(std::fs::metadata(&path).map_err(Error::io("look at", &path))?.len())
     }
 
     /// Whether an entry lies below the segment. Entries are read in order, up to the first such one; a version other
@@ -415,10 +366,7 @@ impl PartitionPlan {
     fn exact_number(&self, name: &str) -> Result<i64> {
         let stem = name.rsplit_once('.').map_or(name, |parts| parts.0);
         let digits = stem.len() == 20 && stem.bytes().all(|byte| byte.is_ascii_digit());
-        digits
-            .then(|| stem.parse().ok())
-            .flatten()
-            .ok_or_else(|| self.foreign(name))
+        digits.then(|| stem.parse().ok()).flatten().ok_or_else(|| self.foreign(name))
     }
 
     fn foreign(&self, name: &str) -> Error {
@@ -437,9 +385,7 @@ fn list_files(path: &Path) -> Result<BTreeSet<String>> {
         let at = entry.path();
         let kind = entry.file_type().map_err(Error::io("look at", &at))?;
         let is_file = if kind.is_symlink() {
-            std::fs::metadata(&at)
-                .map_err(Error::io("look at", &at))?
-                .is_file()
+            std::fs::metadata(&at).map_err(Error::io("look at", &at))?.is_file()
         } else {
             kind.is_file()
         };

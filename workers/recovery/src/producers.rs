@@ -96,11 +96,7 @@ impl Producers {
     /// Adds the unknown ones among the producers of a replayed segment, in the order in which a broker does: it collects
     /// them in a map of their own, where each new one comes first in its bucket, and copies that map's order.
     pub(crate) fn enter_replayed(&mut self, first_seen: &[i64]) {
-        let mut ids: Vec<(i64, i64)> = first_seen
-            .iter()
-            .zip(0_i64..)
-            .map(|(&id, i)| (id, -i))
-            .collect();
+        let mut ids: Vec<(i64, i64)> = first_seen.iter().zip(0_i64..).map(|(&id, i)| (id, -i)).collect();
         java_order(&mut ids);
         for (id, _) in ids {
             if !self.map.contains_key(&id) {
@@ -111,10 +107,7 @@ impl Producers {
 
     /// Fails when a batch outside a transaction comes while one is open; a broker does not start on that.
     pub(crate) fn check_start(&self, delta: &ProducerDelta) -> std::result::Result<(), String> {
-        let open = self
-            .map
-            .get(&delta.id)
-            .and_then(|producer| producer.transaction);
+        let open = self.map.get(&delta.id).and_then(|producer| producer.transaction);
         match open {
             Some(first) if delta.starts_plain => Err(format!(
                 "producer {} writes outside a transaction while its transaction from offset {first} is open",
@@ -142,11 +135,7 @@ impl Producers {
         let Some(first) = producer.transaction.take() else {
             return Ok(None);
         };
-        let other = self
-            .open
-            .iter()
-            .find(|entry| *entry.1 != event.producer_id)
-            .map(|entry| *entry.0);
+        let other = self.open.iter().find(|entry| *entry.1 != event.producer_id).map(|entry| *entry.0);
         if self.open.remove(&first).is_none() {
             return Err(format!(
                 "producer {} ends a transaction from offset {first}, where another one began as well",
@@ -188,11 +177,7 @@ impl Producers {
     }
 
     fn in_order(&self) -> Vec<(i64, i64)> {
-        let mut ids: Vec<(i64, i64)> = self
-            .map
-            .iter()
-            .map(|(id, producer)| (*id, producer.sequence))
-            .collect();
+        let mut ids: Vec<(i64, i64)> = self.map.iter().map(|(id, producer)| (*id, producer.sequence)).collect();
         java_order(&mut ids);
         ids
     }
@@ -221,11 +206,7 @@ impl Producers {
         let Some(producer) = self.map.get(&id) else {
             return out;
         };
-        let none = LastBatch {
-            last_sequence: -1,
-            last_offset: -1,
-            offset_delta: 0,
-        };
+        let none = LastBatch { last_sequence: -1, last_offset: -1, offset_delta: 0 };
         let last = producer.last.unwrap_or(none);
         out[..8].copy_from_slice(&id.to_be_bytes());
         out[8..10].copy_from_slice(&producer.epoch.to_be_bytes());
@@ -248,11 +229,7 @@ impl Producers {
             return;
         }
         let last_offset = be!(i64, raw, 14);
-        let last = LastBatch {
-            last_sequence: be!(i32, raw, 10),
-            last_offset,
-            offset_delta: be!(i32, raw, 22),
-        };
+        let last = LastBatch { last_sequence: be!(i32, raw, 10), last_offset, offset_delta: be!(i32, raw, 22) };
         self.enter(id);
         if let Some(producer) = self.map.get_mut(&id) {
             producer.epoch = be!(i16, raw, 8);
@@ -268,10 +245,7 @@ impl Producers {
 }
 
 /// Calls `take` with each entry of the snapshot file `path`; `Ok(false)` when it is damaged (then nothing was taken).
-pub(crate) fn read_snapshot(
-    path: &Path,
-    mut take: impl FnMut(&[u8; SNAPSHOT_ENTRY]),
-) -> Result<bool> {
+pub(crate) fn read_snapshot(path: &Path, mut take: impl FnMut(&[u8; SNAPSHOT_ENTRY])) -> Result<bool> {
     let mut file = File::open(path).map_err(Error::io("open producer snapshot", path))?;
     let size = file.metadata().map_err(Error::io("look at", path))?.len();
     let mut header = [0; SNAPSHOT_HEADER];
@@ -279,8 +253,7 @@ pub(crate) fn read_snapshot(
         return Ok(false);
     }
     // Two passes, so that a damaged file of any size costs no memory: the checksum first, then the entries.
-    file.read_exact(&mut header)
-        .map_err(Error::io("read", path))?;
+    file.read_exact(&mut header).map_err(Error::io("read", path))?;
     let mut crc = crc32c::crc32c(&header[SNAPSHOT_UNCHECKED..]);
     let mut buffer = vec![0; 64 * 1024];
     loop {
@@ -295,12 +268,10 @@ pub(crate) fn read_snapshot(
     };
     let file = File::open(path).map_err(Error::io("open producer snapshot", path))?;
     let mut file = std::io::BufReader::with_capacity(64 * 1024, file);
-    file.read_exact(&mut header)
-        .map_err(Error::io("read", path))?;
+    file.read_exact(&mut header).map_err(Error::io("read", path))?;
     let mut entry = [0; SNAPSHOT_ENTRY];
     for _ in 0..count {
-        file.read_exact(&mut entry)
-            .map_err(Error::io("read", path))?;
+        file.read_exact(&mut entry).map_err(Error::io("read", path))?;
         take(&entry);
     }
     Ok(true)
@@ -310,8 +281,7 @@ pub(crate) fn read_snapshot(
 fn snapshot_count(header: &[u8; SNAPSHOT_HEADER], crc: u32, size: u64) -> Option<u64> {
     let count = u64::try_from(be!(i32, header, 6)).ok()?;
     let needed = SNAPSHOT_HEADER as u64 + count.checked_mul(SNAPSHOT_ENTRY as u64)?;
-    let fits =
-        be!(i16, header, 0) == SNAPSHOT_VERSION && be!(u32, header, 2) == crc && size >= needed;
+    let fits = be!(i16, header, 0) == SNAPSHOT_VERSION && be!(u32, header, 2) == crc && size >= needed;
     fits.then_some(count)
 }
 
@@ -382,16 +352,13 @@ mod tests {
             damaged[at] ^= 1;
             std::fs::write(&path, &damaged).expect("written");
             assert!(
-                !read_snapshot(&path, |_| panic!("an entry of a damaged snapshot"))
-                    .expect("readable"),
+                !read_snapshot(&path, |_| panic!("an entry of a damaged snapshot")).expect("readable"),
                 "byte {at}"
             );
         }
         for length in 0..60 {
             std::fs::write(&path, &bytes[..length]).expect("written");
-            assert!(
-                !read_snapshot(&path, |_| panic!("an entry of a cut snapshot")).expect("readable")
-            );
+            assert!(!read_snapshot(&path, |_| panic!("an entry of a cut snapshot")).expect("readable"));
         }
     }
 }

@@ -9,8 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use crate::batch::{
-    BatchHeader, HEADER_UP_TO_MAGIC, LEGACY_CRC_FROM, LOG_OVERHEAD, MIN_LENGTH, V1_HEADER,
-    V2_CRC_FROM, V2_HEADER, be,
+    BatchHeader, HEADER_UP_TO_MAGIC, LEGACY_CRC_FROM, LOG_OVERHEAD, MIN_LENGTH, V1_HEADER, V2_CRC_FROM, V2_HEADER, be,
 };
 use crate::control::Control;
 
@@ -77,16 +76,8 @@ pub(crate) struct BatchReader<'a> {
 
 impl<'a> BatchReader<'a> {
     /// A reader over bytes `from..size`. With `check` every batch's checksum is verified.
-    pub(crate) fn new(
-        file: &'a File,
-        from: u64,
-        size: u64,
-        check: bool,
-        control: &'a Control,
-    ) -> Self {
-        let capacity = usize::try_from(size.saturating_sub(from))
-            .unwrap_or(BUFFER)
-            .min(BUFFER);
+    pub(crate) fn new(file: &'a File, from: u64, size: u64, check: bool, control: &'a Control) -> Self {
+        let capacity = usize::try_from(size.saturating_sub(from)).unwrap_or(BUFFER).min(BUFFER);
         Self {
             file,
             control,
@@ -109,9 +100,7 @@ impl<'a> BatchReader<'a> {
     pub(crate) fn step(&mut self) -> io::Result<Step> {
         let at = self.position;
         if at.saturating_add(HEADER_UP_TO_MAGIC) >= self.size {
-            return Ok(Step::End {
-                torn: at < self.size,
-            });
+            return Ok(Step::End { torn: at < self.size });
         }
         let head = self.window(at, HEADER_UP_TO_MAGIC as usize)?;
         let (length, magic) = (be!(i32, head, 8), be!(i8, head, 16));
@@ -128,11 +117,7 @@ impl<'a> BatchReader<'a> {
             _ => V1_HEADER,
         };
         if size < header_size {
-            return Ok(Step::Corrupt(if magic >= 2 {
-                Corruption::ShortBatch
-            } else {
-                Corruption::Checksum
-            }));
+            return Ok(Step::Corrupt(if magic >= 2 { Corruption::ShortBatch } else { Corruption::Checksum }));
         }
         // One byte more for magic 0: its attributes.
         let wanted = header_size.max(18).min(size) as usize;
@@ -166,9 +151,7 @@ impl<'a> BatchReader<'a> {
         let end = at + header.size;
         if header.magic >= 2 {
             let mut crc = 0;
-            self.each_part(at + V2_CRC_FROM, end, |part| {
-                crc = crc32c::crc32c_append(crc, part)
-            })?;
+            self.each_part(at + V2_CRC_FROM, end, |part| crc = crc32c::crc32c_append(crc, part))?;
             Ok(crc == header.crc)
         } else {
             let mut crc = crc32fast::Hasher::new();
@@ -177,20 +160,14 @@ impl<'a> BatchReader<'a> {
         }
     }
 
-    fn each_part(
-        &mut self,
-        mut from: u64,
-        end: u64,
-        mut take: impl FnMut(&[u8]),
-    ) -> io::Result<()> {
+    fn each_part(&mut self, mut from: u64, end: u64, mut take: impl FnMut(&[u8])) -> io::Result<()> {
         while from < end {
             let buffer_end = self.start + self.filled as u64;
             if from < self.start || from >= buffer_end {
                 self.fill(from, 1)?;
                 continue;
             }
-            let part = &self.buffer
-                [(from - self.start) as usize..(end.min(buffer_end) - self.start) as usize];
+            let part = &self.buffer[(from - self.start) as usize..(end.min(buffer_end) - self.start) as usize];
             take(part);
             from += part.len() as u64;
         }
@@ -200,19 +177,14 @@ impl<'a> BatchReader<'a> {
     fn buffered(&self, at: u64, need: usize) -> Option<&[u8]> {
         let offset = usize::try_from(at.checked_sub(self.start)?).ok()?;
         let end = offset.checked_add(need)?;
-        if end > self.filled {
-            None
-        } else {
-            self.buffer.get(offset..end)
-        }
+        if end > self.filled { None } else { self.buffer.get(offset..end) }
     }
 
     fn window(&mut self, at: u64, need: usize) -> io::Result<&[u8]> {
         if self.buffered(at, need).is_none() {
             self.fill(at, need)?;
         }
-        self.buffered(at, need)
-            .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
+        self.buffered(at, need).ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
     }
 
     /// Makes the buffer begin at `at` and hold at least `need` bytes, keeping what it already has of them.
@@ -229,26 +201,16 @@ impl<'a> BatchReader<'a> {
         self.start = at;
         self.filled = kept;
         let skim = !self.check && self.last_size > WORTH_SKIPPING;
-        let room = if skim {
-            SKIMMING_READ.min(self.buffer.len())
-        } else {
-            self.buffer.len()
-        };
+        let room = if skim { SKIMMING_READ.min(self.buffer.len()) } else { self.buffer.len() };
         let left = usize::try_from(self.size - at).unwrap_or(usize::MAX);
         let target = room.max(need).min(left).min(self.buffer.len());
         while self.filled < target {
-            let read = match self.file.read_at(
-                &mut self.buffer[self.filled..target],
-                at + self.filled as u64,
-            ) {
+            let read = match self.file.read_at(&mut self.buffer[self.filled..target], at + self.filled as u64) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
             };
             if read == 0 {
-                return Err(io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    "the file became shorter while it was read",
-                ));
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
             }
             self.filled += read;
             self.control.add_bytes(read as u64);

@@ -40,22 +40,11 @@ struct Repair<'a> {
 ///
 /// # Errors
 /// When the operating system refuses a step, or cut data cannot be kept. The folder is then still recoverable.
-pub(crate) fn apply(
-    plan: &PartitionPlan,
-    change: &PartitionChange<'_>,
-    aside: &Aside,
-) -> Result<Written> {
-    let log = plan
-        .segments
-        .first()
-        .map(|segment| plan.path.join(&segment.log));
+pub(crate) fn apply(plan: &PartitionPlan, change: &PartitionChange<'_>, aside: &Aside) -> Result<Written> {
+    let log = plan.segments.first().map(|segment| plan.path.join(&segment.log));
     let model = log.as_deref().unwrap_or(&plan.path);
     let like = std::fs::metadata(model).map_err(Error::io("look at", model))?;
-    let mut repair = Repair {
-        plan,
-        like,
-        written: Written::default(),
-    };
+    let mut repair = Repair { plan, like, written: Written::default() };
     repair.leftovers()?;
     if let Some(text) = &change.epochs {
         repair.put_bytes(EPOCHS_FILE, text.as_bytes(), true)?;
@@ -71,11 +60,7 @@ pub(crate) fn apply(
         repair.cut(segment)?;
     }
     for early in [false, true] {
-        for segment in change
-            .segments
-            .iter()
-            .filter(|segment| segment.early == early)
-        {
+        for segment in change.segments.iter().filter(|segment| segment.early == early) {
             repair.indexes(segment)?;
         }
     }
@@ -97,19 +82,11 @@ impl Repair<'_> {
             // An orphan out of a swap still has its swap name.
             remove(&self.path(&plan.present_name(name)))?;
         }
-        for segment in plan
-            .segments
-            .iter()
-            .filter(|segment| segment.index == PlannedIndex::Zeros)
-        {
+        for segment in plan.segments.iter().filter(|segment| segment.index == PlannedIndex::Zeros) {
             // Before the log takes its name: a run that is repeated must find an index, as this one pretends.
             let size = plan.settings.segment_index_bytes / 8 * 8;
-            self.put_zeros(
-                &format!("{:020}.index.swap", segment.base),
-                u64::try_from(size).unwrap_or(0),
-            )?;
-            let [from, to] = ["index.swap", "index"]
-                .map(|suffix| self.path(&format!("{:020}.{suffix}", segment.base)));
+            self.put_zeros(&format!("{:020}.index.swap", segment.base), u64::try_from(size).unwrap_or(0))?;
+            let [from, to] = ["index.swap", "index"].map(|suffix| self.path(&format!("{:020}.{suffix}", segment.base)));
             let log = self.path(&segment.log);
             let target = self.path(&format!("{:020}.log", segment.base));
             rename(&log, &target)?;
@@ -138,12 +115,7 @@ impl Repair<'_> {
             }
         }
         for gone in &change.removed {
-            aside.keep_segment(
-                name,
-                gone.base,
-                &self.path(&format!("{:020}.log", gone.base)),
-                &gone.why,
-            )?;
+            aside.keep_segment(name, gone.base, &self.path(&format!("{:020}.log", gone.base)), &gone.why)?;
             for suffix in ["index", "timeindex", "txnindex"] {
                 remove(&self.path(&format!("{:020}.{suffix}", gone.base)))?;
             }
@@ -156,21 +128,13 @@ impl Repair<'_> {
 
     fn snapshots(&mut self, change: &PartitionChange<'_>) -> Result<()> {
         for name in &change.delete_snapshots {
-            let replaced = change
-                .write_snapshots
-                .keys()
-                .any(|offset| format!("{offset:020}.snapshot") == **name);
+            let replaced = change.write_snapshots.keys().any(|offset| format!("{offset:020}.snapshot") == **name);
             if !replaced {
                 remove(&self.path(name))?;
             }
         }
         for (offset, image) in &change.write_snapshots {
-            self.put(
-                &format!("{offset:020}.snapshot"),
-                image,
-                change.spool,
-                false,
-            )?;
+            self.put(&format!("{offset:020}.snapshot"), image, change.spool, false)?;
         }
         Ok(())
     }
@@ -180,10 +144,7 @@ impl Repair<'_> {
             return Ok(());
         };
         let path = self.path(&format!("{:020}.log", segment.base));
-        let file = File::options()
-            .write(true)
-            .open(&path)
-            .map_err(Error::io("open segment", &path))?;
+        let file = File::options().write(true).open(&path).map_err(Error::io("open segment", &path))?;
         let size = file.metadata().map_err(Error::io("look at", &path))?.len();
         if size < cut.size_before {
             return Err(Error::refused(
@@ -193,8 +154,7 @@ impl Repair<'_> {
             ));
         }
         self.written.files += 1;
-        file.set_len(cut.size_after)
-            .map_err(Error::io("cut segment", &path))
+        file.set_len(cut.size_after).map_err(Error::io("cut segment", &path))
     }
 
     fn indexes(&mut self, segment: &SegmentChange<'_>) -> Result<()> {
@@ -229,8 +189,7 @@ impl Repair<'_> {
             if size >= image.length && begins_with(old, &path, image, spool)? {
                 if size > image.length {
                     self.written.files += 1;
-                    old.set_len(image.length)
-                        .map_err(Error::io("trim", &path))?;
+                    old.set_len(image.length).map_err(Error::io("trim", &path))?;
                 }
                 return Ok(());
             }
@@ -238,8 +197,7 @@ impl Repair<'_> {
         let (temporary, file) = self.create(name, old.as_ref())?;
         let mut at = 0;
         image.read(spool, |part| {
-            file.write_all_at(part, at)
-                .map_err(Error::io("write", &temporary))?;
+            file.write_all_at(part, at).map_err(Error::io("write", &temporary))?;
             at += part.len() as u64;
             Ok(())
         })?;
@@ -254,8 +212,7 @@ impl Repair<'_> {
             return Ok(());
         }
         let (temporary, file) = self.create(name, None)?;
-        file.write_all_at(bytes, 0)
-            .map_err(Error::io("write", &temporary))?;
+        file.write_all_at(bytes, 0).map_err(Error::io("write", &temporary))?;
         self.finish(&file, &temporary, &path, durable)
     }
 
@@ -289,13 +246,11 @@ impl Repair<'_> {
 pub(crate) fn give(file: &File, path: &Path, like: &Metadata) -> Result<()> {
     let now = file.metadata().map_err(Error::io("look at", path))?;
     if (now.uid(), now.gid()) != (like.uid(), like.gid()) {
-        fchown(file, Some(like.uid()), Some(like.gid()))
-            .map_err(Error::io("set the owner of", path))?;
+        fchown(file, Some(like.uid()), Some(like.gid())).map_err(Error::io("set the owner of", path))?;
     }
     let mode = like.permissions().mode() & 0o666;
     if now.permissions().mode() & 0o777 != mode {
-        file.set_permissions(Permissions::from_mode(mode))
-            .map_err(Error::io("set the mode of", path))?;
+        file.set_permissions(Permissions::from_mode(mode)).map_err(Error::io("set the mode of", path))?;
     }
     Ok(())
 }
@@ -311,8 +266,7 @@ fn begins_with(file: &File, path: &Path, image: &Image, spool: &dyn Spool) -> Re
     image.read(spool, |part| {
         if same {
             buffer.resize(part.len(), 0);
-            file.read_exact_at(&mut buffer, at)
-                .map_err(Error::io("read", path))?;
+            file.read_exact_at(&mut buffer, at).map_err(Error::io("read", path))?;
             same = buffer == part;
             at += part.len() as u64;
         }

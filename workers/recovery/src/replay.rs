@@ -83,12 +83,8 @@ fn open_index(path: &Path) -> Result<(File, u64)> {
 
 fn read_entry(file: &File, path: &Path, base: i64, n: u64) -> Result<(i64, i32)> {
     let mut raw = [0; 8];
-    file.read_exact_at(&mut raw, n * ENTRY)
-        .map_err(Error::io("read offset index", path))?;
-    Ok((
-        base.wrapping_add(i64::from(be!(i32, raw, 0))),
-        be!(i32, raw, 4),
-    ))
+    file.read_exact_at(&mut raw, n * ENTRY).map_err(Error::io("read offset index", path))?;
+    Ok((base.wrapping_add(i64::from(be!(i32, raw, 0))), be!(i32, raw, 4)))
 }
 
 /// Binary search as in the broker: in the warm end if the target lies there, else in the rest. On a sorted index any
@@ -141,26 +137,15 @@ fn corrupt(path: &Path, position: u64, what: &str) -> Error {
 }
 
 impl TrustedSegment<'_> {
-    fn batches<'f>(
-        &self,
-        file: &'f File,
-        from: u64,
-        to: u64,
-        control: &'f Control,
-    ) -> BatchReader<'f> {
+    fn batches<'f>(&self, file: &'f File, from: u64, to: u64, control: &'f Control) -> BatchReader<'f> {
         BatchReader::new(file, from, to.min(self.size), false, control)
     }
 
     fn next(&self, reader: &mut BatchReader<'_>) -> Result<Option<BatchHeader>> {
-        match reader
-            .step()
-            .map_err(|error| read_error(error, &self.path))?
-        {
+        match reader.step().map_err(|error| read_error(error, &self.path))? {
             Step::Batch(header) => Ok(Some(header)),
             Step::End { .. } => Ok(None),
-            Step::Corrupt(corruption) => {
-                Err(corrupt(&self.path, reader.position(), corruption.text()))
-            }
+            Step::Corrupt(corruption) => Err(corrupt(&self.path, reader.position(), corruption.text())),
         }
     }
 
@@ -180,17 +165,11 @@ impl TrustedSegment<'_> {
                 return Ok(Some(at));
             }
             if header.base_offset > target {
-                return Ok(Some(
-                    before
-                        .filter(|entry| entry.1 >= target)
-                        .map_or(at, |entry| entry.0),
-                ));
+                return Ok(Some(before.filter(|entry| entry.1 >= target).map_or(at, |entry| entry.0)));
             }
             before = Some((at, header.last_offset()));
         }
-        Ok(before
-            .filter(|entry| entry.1 >= target)
-            .map(|entry| entry.0))
+        Ok(before.filter(|entry| entry.1 >= target).map(|entry| entry.0))
     }
 
     /// Last offset + 1 of the last batch, found as the broker finds it.
@@ -226,11 +205,7 @@ impl TrustedSegment<'_> {
             return Ok(None);
         };
         if stop < start {
-            return Err(corrupt(
-                &self.path,
-                start,
-                "offsets that go back across the replayed range",
-            ));
+            return Err(corrupt(&self.path, start, "offsets that go back across the replayed range"));
         }
         let mut reader = self.batches(&file, start, stop, control);
         let mut summary = Summary::default();
@@ -246,21 +221,14 @@ impl TrustedSegment<'_> {
             match summary.batch(&header, marker, spool)? {
                 Verdict::Continue => {}
                 Verdict::CutAfter => {
-                    return Err(corrupt(
-                        &self.path,
-                        at,
-                        "a transaction marker that cannot be read",
-                    ));
+                    return Err(corrupt(&self.path, at, "a transaction marker that cannot be read"));
                 }
                 Verdict::Refuse(why) => return Err(corrupt(&self.path, at, why)),
             }
         }
         let [_, producers, transactions] = summary.into_writers(spool)?;
         let [producers, transactions] = Writer::finish([producers, transactions], spool)?;
-        Ok(Some(Replayed {
-            producers,
-            transactions,
-        }))
+        Ok(Some(Replayed { producers, transactions }))
     }
 }
 
@@ -285,21 +253,9 @@ mod tests {
             (vec![], 5, 0),
             (vec![0xFF; 64], 5, 0),
             (vec![0; 80_000], 5, 0),
-            (
-                [[0, 0, 0, 1, 0, 0, 0, 9], [0, 0, 0, 7, 0, 0, 0, 99]].concat(),
-                7,
-                99,
-            ),
-            (
-                [[0, 0, 0, 1, 0, 0, 0, 9], [0, 0, 0, 7, 0, 0, 0, 99]].concat(),
-                6,
-                9,
-            ),
-            (
-                [[0, 0, 0, 1, 0, 0, 0, 9], [0, 0, 0, 7, 0, 0, 0, 99]].concat(),
-                0,
-                0,
-            ),
+            ([[0, 0, 0, 1, 0, 0, 0, 9], [0, 0, 0, 7, 0, 0, 0, 99]].concat(), 7, 99),
+            ([[0, 0, 0, 1, 0, 0, 0, 9], [0, 0, 0, 7, 0, 0, 0, 99]].concat(), 6, 9),
+            ([[0, 0, 0, 1, 0, 0, 0, 9], [0, 0, 0, 7, 0, 0, 0, 99]].concat(), 0, 0),
         ] {
             std::fs::write(&path, bytes).expect("written");
             assert_eq!(search_file(&path, 0, target).expect("searched"), expected);

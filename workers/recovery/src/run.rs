@@ -21,9 +21,7 @@ use crate::metadata::{ClusterSettings, METADATA_FOLDER};
 use crate::plan::{PartitionPlan, PlanInput};
 use crate::report::{DirProgress, DirReport, DirState, PartitionReport, PartitionState, RunReport};
 use crate::spool::FileSpool;
-use crate::work::{
-    Counters, DirRun, Job, Rules, Store, Task, folder_state, inputs, state_of, work,
-};
+use crate::work::{Counters, DirRun, Job, Rules, Store, Task, folder_state, inputs, state_of, work};
 
 /// How often progress is told.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
@@ -59,11 +57,7 @@ pub struct Options {
 ///
 /// # Errors
 /// Only when the options themselves cannot be used; everything else is in the report.
-pub fn recover(
-    options: &Options,
-    stop: &Stop,
-    observer: &(dyn Fn(&[DirProgress]) + Sync),
-) -> Result<RunReport> {
+pub fn recover(options: &Options, stop: &Stop, observer: &(dyn Fn(&[DirProgress]) + Sync)) -> Result<RunReport> {
     let started = Instant::now();
     let threads = options.threads.max(1);
     let pool = rayon::ThreadPoolBuilder::new()
@@ -71,13 +65,8 @@ pub fn recover(
         .thread_name(|i| format!("recovery-{i}"))
         .build()
         .map_err(|error| Error::setting(format!("{threads} threads"), error.to_string()))?;
-    let clock = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_millis();
-    let now_ms = options
-        .now_ms
-        .unwrap_or(i64::try_from(clock).unwrap_or(i64::MAX));
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let now_ms = options.now_ms.unwrap_or(i64::try_from(clock).unwrap_or(i64::MAX));
     let mut reports = Vec::new();
     let mut locks = Vec::new();
     let mut opened = Vec::new();
@@ -87,11 +76,7 @@ pub fn recover(
                 locks.extend(lock);
                 opened.push(found);
             }
-            Ok(None) => reports.push(blank(
-                &dir,
-                DirState::Clean,
-                vec!["does not exist yet".to_owned()],
-            )),
+            Ok(None) => reports.push(blank(&dir, DirState::Clean, vec!["does not exist yet".to_owned()])),
             Err(error) => reports.push(failed_dir(&dir, &error)),
         }
     }
@@ -116,38 +101,22 @@ pub fn recover(
             Err(error) => reports.push(failed_dir(&path, &error)),
         }
     }
-    let ours = Ours {
-        options,
-        settings: &settings,
-        rules: &rules,
-        duplicates: &duplicates,
-    };
-    reports.extend(observed(&runs, observer, || {
-        ours.recover_dirs(&runs, &pool, threads)
-    }));
+    let ours = Ours { options, settings: &settings, rules: &rules, duplicates: &duplicates };
+    reports.extend(observed(&runs, observer, || ours.recover_dirs(&runs, &pool, threads)));
     for run in runs {
         finish_store(run, options.check, &mut reports);
     }
     drop(locks);
     reports.sort_by(|a, b| a.path.cmp(&b.path));
     let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(finish::summary(
-        reports,
-        options.check,
-        threads,
-        now_ms,
-        duration_ms,
-    ))
+    Ok(finish::summary(reports, options.check, threads, now_ms, duration_ms))
 }
 
 fn distinct(options: &Options) -> Result<Vec<PathBuf>> {
     let mut seen = HashMap::new();
     let mut out = Vec::new();
-    for (required, dir) in options
-        .dirs
-        .iter()
-        .map(|dir| (true, dir))
-        .chain(options.optional_dirs.iter().map(|dir| (false, dir)))
+    for (required, dir) in
+        options.dirs.iter().map(|dir| (true, dir)).chain(options.optional_dirs.iter().map(|dir| (false, dir)))
     {
         match std::fs::canonicalize(dir) {
             Ok(real) => {
@@ -155,26 +124,19 @@ fn distinct(options: &Options) -> Result<Vec<PathBuf>> {
                     out.push(dir.clone());
                 }
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !required => {
-                out.push(dir.clone())
-            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !required => out.push(dir.clone()),
             Err(error) => return Err(Error::io("find log dir", dir)(error)),
         }
     }
     if out.is_empty() {
-        return Err(Error::setting(
-            "no log dir",
-            "name at least one, or a --properties file with log.dirs",
-        ));
+        return Err(Error::setting("no log dir", "name at least one, or a --properties file with log.dirs"));
     }
     Ok(out)
 }
 
 /// Whose owner and mode our files at the top of a log dir get.
 pub(crate) fn model_of(dir: &Path) -> Option<Metadata> {
-    std::fs::metadata(dir.join("meta.properties"))
-        .or_else(|_| std::fs::metadata(dir))
-        .ok()
+    std::fs::metadata(dir.join("meta.properties")).or_else(|_| std::fs::metadata(dir)).ok()
 }
 
 type Opened = (Option<DirLock>, LogDir);
@@ -199,38 +161,18 @@ fn start_dir(dir: LogDir, options: &Options, stop: &Stop) -> Result<DirRun> {
         let (journal, remembered) = Journal::open(&dir.path, model_of(&dir.path).as_ref())?;
         (Store::Journal(journal), remembered)
     };
-    let started = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_millis();
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let name = format!("{started}-{}", std::process::id());
     let aside = Aside::new(&options.cut, &dir.path, &name);
-    Ok(DirRun {
-        dir,
-        store,
-        remembered,
-        aside,
-        control: Control::new(stop),
-        counters: Counters::default(),
-    })
+    Ok(DirRun { dir, store, remembered, aside, control: Control::new(stop), counters: Counters::default() })
 }
 
 /// Adds what the KRaft metadata says about topics and brokers.
 fn with_metadata(options: &Options, dirs: &[LogDir]) -> Result<Settings> {
     let mut settings = options.settings.clone();
-    let node_id = dirs
-        .iter()
-        .map(|dir| dir.node_id.as_str())
-        .find(|id| !id.is_empty())
-        .unwrap_or_default();
-    let candidates = options
-        .metadata_dir
-        .iter()
-        .chain(dirs.iter().map(|dir| &dir.path));
-    if let Some(folder) = candidates
-        .map(|dir| dir.join(METADATA_FOLDER))
-        .find(|folder| folder.is_dir())
-    {
+    let node_id = dirs.iter().map(|dir| dir.node_id.as_str()).find(|id| !id.is_empty()).unwrap_or_default();
+    let candidates = options.metadata_dir.iter().chain(dirs.iter().map(|dir| &dir.path));
+    if let Some(folder) = candidates.map(|dir| dir.join(METADATA_FOLDER)).find(|folder| folder.is_dir()) {
         settings.set_cluster(ClusterSettings::read(&folder, node_id)?);
     }
     Ok(settings)
@@ -239,14 +181,9 @@ fn with_metadata(options: &Options, dirs: &[LogDir]) -> Result<Settings> {
 /// Partitions that are current in more than one log dir; a broker does not start on them.
 fn duplicates(dirs: &[LogDir]) -> BTreeMap<(String, i32), usize> {
     let mut counts = BTreeMap::new();
-    let folders = dirs
-        .iter()
-        .flat_map(|dir| &dir.folders)
-        .filter(|folder| folder.kind == FolderKind::Current);
+    let folders = dirs.iter().flat_map(|dir| &dir.folders).filter(|folder| folder.kind == FolderKind::Current);
     for folder in folders {
-        *counts
-            .entry((folder.topic.clone(), folder.partition))
-            .or_insert(0) += 1;
+        *counts.entry((folder.topic.clone(), folder.partition)).or_insert(0) += 1;
     }
     counts.retain(|_, count| *count > 1);
     counts
@@ -266,23 +203,12 @@ fn blank(path: &Path, state: DirState, warnings: Vec<String>) -> DirReport {
 }
 
 fn failed_dir(path: &Path, error: &Error) -> DirReport {
-    let state = if error.is_refusal() {
-        DirState::Refused
-    } else {
-        DirState::Failed
-    };
-    DirReport {
-        errors: vec![error.to_string()],
-        ..blank(path, state, Vec::new())
-    }
+    let state = if error.is_refusal() { DirState::Refused } else { DirState::Failed };
+    DirReport { errors: vec![error.to_string()], ..blank(path, state, Vec::new()) }
 }
 
 /// Runs `act` while a thread of its own tells the progress.
-fn observed<T: Send>(
-    runs: &[DirRun],
-    observer: &(dyn Fn(&[DirProgress]) + Sync),
-    act: impl FnOnce() -> T + Send,
-) -> T {
+fn observed<T: Send>(runs: &[DirRun], observer: &(dyn Fn(&[DirProgress]) + Sync), act: impl FnOnce() -> T + Send) -> T {
     let started = Instant::now();
     let tell = || {
         let progress: Vec<_> = runs.iter().map(|run| progress(run, started)).collect();
@@ -338,27 +264,13 @@ struct Ours<'a> {
 }
 
 impl Ours<'_> {
-    fn recover_dirs(
-        &self,
-        runs: &[DirRun],
-        pool: &rayon::ThreadPool,
-        threads: usize,
-    ) -> Vec<DirReport> {
-        let all: Vec<_> = runs
-            .iter()
-            .enumerate()
-            .flat_map(|(i, run)| run.dir.folders.iter().map(move |f| (i, f)))
-            .collect();
+    fn recover_dirs(&self, runs: &[DirRun], pool: &rayon::ThreadPool, threads: usize) -> Vec<DirReport> {
+        let all: Vec<_> =
+            runs.iter().enumerate().flat_map(|(i, run)| run.dir.folders.iter().map(move |f| (i, f))).collect();
         for run in runs {
-            run.counters
-                .partitions_total
-                .store(run.dir.folders.len() as u64, Ordering::Relaxed);
+            run.counters.partitions_total.store(run.dir.folders.len() as u64, Ordering::Relaxed);
         }
-        let planned: Vec<_> = pool.install(|| {
-            all.par_iter()
-                .map(|(i, folder)| self.plan(&runs[*i], folder))
-                .collect()
-        });
+        let planned: Vec<_> = pool.install(|| all.par_iter().map(|(i, folder)| self.plan(&runs[*i], folder)).collect());
         let mut reports: Vec<Vec<PartitionReport>> = runs.iter().map(|_| Vec::new()).collect();
         let (mut tasks, mut owners, mut jobs) = (Vec::new(), Vec::new(), Vec::new());
         for ((i, _), planned) in all.iter().zip(planned) {
@@ -382,12 +294,7 @@ impl Ours<'_> {
         drop(tasks);
         set_phase(runs, 2);
         let together: Vec<_> = runs.iter().zip(reports).collect();
-        let out = pool.install(|| {
-            together
-                .into_par_iter()
-                .map(|(run, r)| self.close(run, r))
-                .collect()
-        });
+        let out = pool.install(|| together.into_par_iter().map(|(run, r)| self.close(run, r)).collect());
         set_phase(runs, 3);
         out
     }
@@ -402,15 +309,10 @@ impl Ours<'_> {
     fn try_plan<'a>(&'a self, run: &'a DirRun, folder: &'a PartitionFolder) -> Result<Planned<'a>> {
         let path = run.dir.path.join(&folder.name);
         if folder.kind == FolderKind::Delete {
-            let report = PartitionReport {
-                state: PartitionState::Skipped,
-                ..empty_report(folder)
-            };
+            let report = PartitionReport { state: PartitionState::Skipped, ..empty_report(folder) };
             return Ok(Planned::Done(Box::new(report)));
         }
-        run.control
-            .check()
-            .map_err(|error| crate::segment::read_error(error, &path))?;
+        run.control.check().map_err(|error| crate::segment::read_error(error, &path))?;
         self.check_place(run, folder, &path)?;
         let key = (folder.topic.clone(), folder.partition);
         let input = PlanInput {
@@ -421,35 +323,23 @@ impl Ours<'_> {
             log_start: run.dir.log_starts.get(&key).copied().unwrap_or(0),
             repair_checkpoints: self.options.repair_checkpoints,
         };
-        let inputs = inputs(
-            &(input.settings, input.recovery_point, input.log_start),
-            self.rules,
-        );
+        let inputs = inputs(&(input.settings, input.recovery_point, input.log_start), self.rules);
         if let Some(entry) = run.remembered.partitions.get(&folder.name)
             && entry.inputs == inputs
             && entry.folder == folder_state(&path)?
         {
             run.counters.partitions.fetch_add(1, Ordering::Relaxed);
-            return Ok(Planned::Done(Box::new(PartitionReport {
-                resumed: true,
-                ..entry.report.clone()
-            })));
+            return Ok(Planned::Done(Box::new(PartitionReport { resumed: true, ..entry.report.clone() })));
         }
         let plan = PartitionPlan::make(&input, &run.control)?;
-        Ok(Planned::Task(Box::new(Task::new(
-            run, self.rules, plan, inputs,
-        ))))
+        Ok(Planned::Task(Box::new(Task::new(run, self.rules, plan, inputs))))
     }
 
     fn check_place(&self, run: &DirRun, folder: &PartitionFolder, path: &Path) -> Result<()> {
         let twice = |kind| {
-            let same = |f: &&PartitionFolder| {
-                f.topic == folder.topic && f.partition == folder.partition && f.kind == kind
-            };
-            run.dir
-                .folders
-                .iter()
-                .any(|other| same(&other) && other.name != folder.name)
+            let same =
+                |f: &&PartitionFolder| f.topic == folder.topic && f.partition == folder.partition && f.kind == kind;
+            run.dir.folders.iter().any(|other| same(&other) && other.name != folder.name)
         };
         if folder.kind == FolderKind::Future && twice(FolderKind::Current) {
             return Err(Error::refused(
@@ -458,10 +348,7 @@ impl Ours<'_> {
                 "remove the future folder: the broker will move the replica again",
             ));
         }
-        if folder.kind == FolderKind::Current
-            && self
-                .duplicates
-                .contains_key(&(folder.topic.clone(), folder.partition))
+        if folder.kind == FolderKind::Current && self.duplicates.contains_key(&(folder.topic.clone(), folder.partition))
         {
             return Err(Error::refused(
                 path,
@@ -486,9 +373,7 @@ impl Ours<'_> {
             if self.options.check {
                 report.state = DirState::WouldRecover;
             } else if let Err(error) = finish::seal(&run.dir, &partitions, |topic| {
-                self.settings
-                    .topic(topic)
-                    .is_ok_and(|settings| settings.remote_storage)
+                self.settings.topic(topic).is_ok_and(|settings| settings.remote_storage)
             }) {
                 report.state = DirState::Failed;
                 report.errors.push(error.to_string());
@@ -510,10 +395,7 @@ fn set_phase(runs: &[DirRun], phase: usize) {
 
 /// The journal of a finished log dir goes; that of another stays for the next run.
 fn finish_store(run: DirRun, check: bool, reports: &mut [DirReport]) {
-    let Some(report) = reports
-        .iter_mut()
-        .find(|report| report.path == run.dir.path)
-    else {
+    let Some(report) = reports.iter_mut().find(|report| report.path == run.dir.path) else {
         return;
     };
     if check || report.state != DirState::Recovered {

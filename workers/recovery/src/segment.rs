@@ -55,8 +55,7 @@ impl FileIdentity {
             device: metadata.dev(),
             inode: metadata.ino(),
             size: metadata.len(),
-            modified_ns: i128::from(metadata.mtime()) * 1_000_000_000
-                + i128::from(metadata.mtime_nsec()),
+            modified_ns: i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
         }
     }
 }
@@ -141,18 +140,11 @@ impl SegmentReport {
 /// Opens a segment and checks that a broker could.
 pub(crate) fn open_segment(path: &Path) -> Result<(File, FileIdentity)> {
     let file = File::open(path).map_err(Error::io("open segment", path))?;
-    let identity = FileIdentity::of(
-        &file
-            .metadata()
-            .map_err(Error::io("look at segment", path))?,
-    );
+    let identity = FileIdentity::of(&file.metadata().map_err(Error::io("look at segment", path))?);
     if identity.size > i32::MAX as u64 {
         return Err(Error::refused(
             path,
-            format!(
-                "a segment of {} bytes, above the 2147483647 that a broker can open",
-                identity.size
-            ),
+            format!("a segment of {} bytes, above the 2147483647 that a broker can open", identity.size),
             "move the file away if it is no segment",
         ));
     }
@@ -175,19 +167,12 @@ pub(crate) fn read_error(error: std::io::Error, path: &Path) -> Error {
 /// # Errors
 /// When the file cannot be opened or read, when the spool cannot be written, or when `control` says stop. Never
 /// because of what the file holds: damage is a result.
-pub fn verify_segment(
-    job: &SegmentJob,
-    spool: &dyn Spool,
-    control: &Control,
-) -> Result<SegmentReport> {
+pub fn verify_segment(job: &SegmentJob, spool: &dyn Spool, control: &Control) -> Result<SegmentReport> {
     let (file, identity) = open_segment(&job.path)?;
     let mut scan = Scan::new(job, spool);
     let mut reader = BatchReader::new(&file, 0, identity.size, true, control);
     let end = loop {
-        match reader
-            .step()
-            .map_err(|error| read_error(error, &job.path))?
-        {
+        match reader.step().map_err(|error| read_error(error, &job.path))? {
             Step::Batch(header) => {
                 if let Some(end) = scan.batch(&header, &mut reader)? {
                     break end;
@@ -246,19 +231,11 @@ impl<'a> Scan<'a> {
     }
 
     fn refuse(&self, why: impl Into<String>, hint: &str) -> Option<ScanEnd> {
-        Some(ScanEnd::Refused {
-            position: self.valid_bytes,
-            why: why.into(),
-            hint: hint.to_owned(),
-        })
+        Some(ScanEnd::Refused { position: self.valid_bytes, why: why.into(), hint: hint.to_owned() })
     }
 
     /// Takes one valid batch; `Some` ends the scan.
-    fn batch(
-        &mut self,
-        header: &BatchHeader,
-        reader: &mut BatchReader<'_>,
-    ) -> Result<Option<ScanEnd>> {
+    fn batch(&mut self, header: &BatchHeader, reader: &mut BatchReader<'_>) -> Result<Option<ScanEnd>> {
         let last = header.last_offset();
         let relative = last.wrapping_sub(self.job.base_offset);
         if !(0..=i64::from(i32::MAX)).contains(&relative) {
@@ -284,21 +261,16 @@ impl<'a> Scan<'a> {
         let marker = || marker_of(header, reader, path);
         Ok(match self.summary.batch(header, marker, self.spool)? {
             Verdict::Continue => None,
-            Verdict::CutAfter => Some(ScanEnd::Corrupt {
-                corruption: Corruption::MalformedMarker,
-            }),
-            Verdict::Refuse(why) => self.refuse(
-                why,
-                "look at the segment with kafka-dump-log; only restoring a good copy helps",
-            ),
+            Verdict::CutAfter => Some(ScanEnd::Corrupt { corruption: Corruption::MalformedMarker }),
+            Verdict::Refuse(why) => {
+                self.refuse(why, "look at the segment with kafka-dump-log; only restoring a good copy helps")
+            }
         })
     }
 
     fn index_entry(&mut self, last: i64, relative: i32) -> Result<Option<ScanEnd>> {
         let capacity = self.job.segment_index_bytes;
-        if self.offset_entries >= capacity / OFFSET_ENTRY
-            || self.time_entries >= capacity / TIME_ENTRY - 1
-        {
+        if self.offset_entries >= capacity / OFFSET_ENTRY || self.time_entries >= capacity / TIME_ENTRY - 1 {
             let interval = self.job.index_interval_bytes;
             return Ok(self.refuse(
                 format!("an index of {capacity} bytes is full at byte {}", self.valid_bytes),
@@ -306,24 +278,18 @@ impl<'a> Scan<'a> {
             ));
         }
         if self.offset_entries > 0 && last <= self.last_indexed_offset {
-            return Ok(Some(ScanEnd::OffsetsGoBack {
-                position: self.valid_bytes,
-            }));
+            return Ok(Some(ScanEnd::OffsetsGoBack { position: self.valid_bytes }));
         }
         if self.offset_entries == 0 && relative == 0 {
             self.entry_at_base = Some((self.valid_bytes, self.next_offset));
         }
-        self.offset_index
-            .push(&relative.to_be_bytes(), self.spool)?;
+        self.offset_index.push(&relative.to_be_bytes(), self.spool)?;
         // Positions fit 31 bits: larger files are refused when they are opened.
-        self.offset_index
-            .push(&(self.valid_bytes as u32).to_be_bytes(), self.spool)?;
+        self.offset_index.push(&(self.valid_bytes as u32).to_be_bytes(), self.spool)?;
         self.offset_entries += 1;
         self.last_indexed_offset = last;
         if self.time_goes_back() {
-            return Ok(Some(ScanEnd::OffsetsGoBack {
-                position: self.valid_bytes,
-            }));
+            return Ok(Some(ScanEnd::OffsetsGoBack { position: self.valid_bytes }));
         }
         self.time_entry()?;
         self.last_entry_position = self.valid_bytes;
@@ -337,8 +303,7 @@ impl<'a> Scan<'a> {
     fn time_entry(&mut self) -> Result<()> {
         if self.max_time.0 > self.last_time.0 {
             let relative = self.max_time.1.wrapping_sub(self.job.base_offset) as i32;
-            self.time_index
-                .push(&self.max_time.0.to_be_bytes(), self.spool)?;
+            self.time_index.push(&self.max_time.0.to_be_bytes(), self.spool)?;
             self.time_index.push(&relative.to_be_bytes(), self.spool)?;
             self.time_entries += 1;
             self.last_time = self.max_time;
@@ -350,9 +315,7 @@ impl<'a> Scan<'a> {
         // A closed segment always ends its time index with the largest timestamp.
         if !matches!(end, ScanEnd::Refused { .. } | ScanEnd::OffsetsGoBack { .. }) {
             if self.time_goes_back() {
-                end = ScanEnd::OffsetsGoBack {
-                    position: self.valid_bytes,
-                };
+                end = ScanEnd::OffsetsGoBack { position: self.valid_bytes };
             } else {
                 self.time_entry()?;
             }
@@ -360,22 +323,14 @@ impl<'a> Scan<'a> {
         if matches!(end, ScanEnd::OffsetsGoBack { .. }) {
             // A broker looks the base offset up in the index it has built so far and cuts where that leads: at 0, but
             // for a first entry that carries the base offset itself. Then it empties the indexes.
-            (self.valid_bytes, self.next_offset) =
-                self.entry_at_base.unwrap_or((0, self.job.base_offset));
+            (self.valid_bytes, self.next_offset) = self.entry_at_base.unwrap_or((0, self.job.base_offset));
             self.offset_index.clear();
             self.time_index.clear();
         }
         let map_end = self.summary.map_end;
         let [epochs, producers, transactions] = self.summary.into_writers(self.spool)?;
-        let writers = [
-            self.offset_index,
-            self.time_index,
-            epochs,
-            producers,
-            transactions,
-        ];
-        let [offset_index, time_index, epochs, producers, transactions] =
-            Writer::finish(writers, self.spool)?;
+        let writers = [self.offset_index, self.time_index, epochs, producers, transactions];
+        let [offset_index, time_index, epochs, producers, transactions] = Writer::finish(writers, self.spool)?;
         Ok(SegmentReport {
             base_offset: self.job.base_offset,
             identity,
@@ -396,24 +351,12 @@ impl<'a> Scan<'a> {
 }
 
 /// Reads the record of a control batch that `reader` has just returned.
-pub(crate) fn marker_of(
-    header: &BatchHeader,
-    reader: &mut BatchReader<'_>,
-    path: &Path,
-) -> Result<Marker> {
-    match reader
-        .bytes_of(header)
-        .map_err(|error| read_error(error, path))?
-    {
+pub(crate) fn marker_of(header: &BatchHeader, reader: &mut BatchReader<'_>, path: &Path) -> Result<Marker> {
+    match reader.bytes_of(header).map_err(|error| read_error(error, path))? {
         Some(bytes) => Ok(read_marker(header, &bytes)),
         None => {
-            const _: () = assert!(
-                CONTROL_BATCH_LIMIT == 65_536,
-                "the text below names the limit"
-            );
-            Ok(Marker::Refused(
-                "a control batch above 65536 bytes, which no broker writes",
-            ))
+            const _: () = assert!(CONTROL_BATCH_LIMIT == 65_536, "the text below names the limit");
+            Ok(Marker::Refused("a control batch above 65536 bytes, which no broker writes"))
         }
     }
 }

@@ -60,10 +60,7 @@ impl Image {
             while at < end {
                 let n = usize::try_from(end - at).unwrap_or(READ).min(buffer.len());
                 if n == 0 {
-                    return Err(Error::Spool {
-                        path: spool.path().to_path_buf(),
-                        why: "parts beyond the length",
-                    });
+                    return Err(Error::Spool { path: spool.path().to_path_buf(), why: "parts beyond the length" });
                 }
                 spool.read(at, &mut buffer[..n])?;
                 crc = crc32c::crc32c_append(crc, &buffer[..n]);
@@ -72,10 +69,7 @@ impl Image {
             }
         }
         if crc != self.crc {
-            return Err(Error::Spool {
-                path: spool.path().to_path_buf(),
-                why: "checksum",
-            });
+            return Err(Error::Spool { path: spool.path().to_path_buf(), why: "checksum" });
         }
         Ok(())
     }
@@ -101,14 +95,7 @@ impl Image {
             }
             Ok(())
         })?;
-        if have == 0 {
-            Ok(())
-        } else {
-            Err(Error::Spool {
-                path: spool.path().to_path_buf(),
-                why: "half an entry",
-            })
-        }
+        if have == 0 { Ok(()) } else { Err(Error::Spool { path: spool.path().to_path_buf(), why: "half an entry" }) }
     }
 }
 
@@ -142,20 +129,9 @@ impl Writer {
     }
 
     /// Writes what is left of all `writers` with one append and returns their images.
-    pub(crate) fn finish<const N: usize>(
-        mut writers: [Self; N],
-        spool: &dyn Spool,
-    ) -> Result<[Image; N]> {
-        let rest: Vec<&[u8]> = writers
-            .iter()
-            .map(|w| w.buffer.as_slice())
-            .filter(|b| !b.is_empty())
-            .collect();
-        let mut at = if rest.is_empty() {
-            0
-        } else {
-            spool.append(&rest)?
-        };
+    pub(crate) fn finish<const N: usize>(mut writers: [Self; N], spool: &dyn Spool) -> Result<[Image; N]> {
+        let rest: Vec<&[u8]> = writers.iter().map(|w| w.buffer.as_slice()).filter(|b| !b.is_empty()).collect();
+        let mut at = if rest.is_empty() { 0 } else { spool.append(&rest)? };
         for writer in &mut writers {
             let length = writer.buffer.len() as u64;
             if length > 0 {
@@ -181,18 +157,9 @@ impl FileSpool {
     /// # Errors
     /// When the file cannot be created.
     pub fn create(path: &Path) -> Result<Self> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(path);
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path);
         let file = file.map_err(Error::io("create", path))?;
-        Ok(Self {
-            file,
-            path: path.to_path_buf(),
-            end: Mutex::new(0),
-        })
+        Ok(Self { file, path: path.to_path_buf(), end: Mutex::new(0) })
     }
 
     /// Opens a side file that another process wrote, for reading its images.
@@ -202,11 +169,7 @@ impl FileSpool {
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(Error::io("open", path))?;
         let end = file.metadata().map_err(Error::io("look at", path))?.len();
-        Ok(Self {
-            file,
-            path: path.to_path_buf(),
-            end: Mutex::new(end),
-        })
+        Ok(Self { file, path: path.to_path_buf(), end: Mutex::new(end) })
     }
 
     /// A file without a name in the system's folder for temporary files; it is gone when the spool is dropped.
@@ -217,21 +180,12 @@ impl FileSpool {
         let folder = std::env::temp_dir();
         for attempt in 0..16 {
             let path = folder.join(format!("trimtab-recovery-{}-{attempt}", std::process::id()));
-            let file = match File::options()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .open(&path)
-            {
+            let file = match File::options().read(true).write(true).create_new(true).open(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
                 other => other.map_err(Error::io("create a temporary file", &path))?,
             };
             std::fs::remove_file(&path).map_err(Error::io("remove the name of", &path))?;
-            return Ok(Self {
-                file,
-                path,
-                end: Mutex::new(0),
-            });
+            return Ok(Self { file, path, end: Mutex::new(0) });
         }
         Err(Error::setting(
             format!("temporary folder {}", folder.display()),
@@ -242,16 +196,11 @@ impl FileSpool {
 
 impl Spool for FileSpool {
     fn append(&self, parts: &[&[u8]]) -> Result<u64> {
-        let mut end = self
-            .end
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut end = self.end.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let start = *end;
         let mut at = start;
         for part in parts {
-            self.file
-                .write_all_at(part, at)
-                .map_err(Error::io("write intermediate results to", &self.path))?;
+            self.file.write_all_at(part, at).map_err(Error::io("write intermediate results to", &self.path))?;
             at += part.len() as u64;
         }
         *end = at;
@@ -259,9 +208,7 @@ impl Spool for FileSpool {
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
-        self.file
-            .read_exact_at(into, at)
-            .map_err(Error::io("read intermediate results from", &self.path))
+        self.file.read_exact_at(into, at).map_err(Error::io("read intermediate results from", &self.path))
     }
 
     fn path(&self) -> &Path {

@@ -124,11 +124,7 @@ impl Summary {
         spool: &dyn Spool,
     ) -> Result<Verdict> {
         if header.has_producer() {
-            let marker = if header.is_control() {
-                Some(marker()?)
-            } else {
-                None
-            };
+            let marker = if header.is_control() { Some(marker()?) } else { None };
             match marker {
                 Some(Marker::Malformed(_)) => return Ok(Verdict::CutAfter),
                 Some(Marker::Refused(why)) => return Ok(Verdict::Refuse(why)),
@@ -136,11 +132,7 @@ impl Summary {
             }
             let slot = self.slot(header.producer_id);
             let verdict = match marker {
-                Some(Marker::End {
-                    abort,
-                    coordinator_epoch,
-                    timestamp,
-                }) => {
+                Some(Marker::End { abort, coordinator_epoch, timestamp }) => {
                     self.marker(slot, header, abort, coordinator_epoch, timestamp, spool)?;
                     Verdict::Continue
                 }
@@ -183,9 +175,7 @@ impl Summary {
         });
         match (header.is_transactional(), *local) {
             (false, Local::Open) => {
-                return Ok(Verdict::Refuse(
-                    "a batch outside a transaction while its producer's transaction is open",
-                ));
+                return Ok(Verdict::Refuse("a batch outside a transaction while its producer's transaction is open"));
             }
             (false, Local::Unknown) => {
                 delta.starts_plain = true;
@@ -215,27 +205,14 @@ impl Summary {
         delta.timestamp = timestamp;
         if *local != Local::Closed {
             *local = Local::Closed;
-            let kind = if abort {
-                TransactionKind::Abort
-            } else {
-                TransactionKind::Commit
-            };
+            let kind = if abort { TransactionKind::Abort } else { TransactionKind::Commit };
             self.transaction(kind, header, spool)?;
         }
         Ok(())
     }
 
-    fn transaction(
-        &mut self,
-        kind: TransactionKind,
-        header: &BatchHeader,
-        spool: &dyn Spool,
-    ) -> Result<()> {
-        let event = TransactionEvent {
-            kind,
-            producer_id: header.producer_id,
-            offset: header.base_offset,
-        };
+    fn transaction(&mut self, kind: TransactionKind, header: &BatchHeader, spool: &dyn Spool) -> Result<()> {
+        let event = TransactionEvent { kind, producer_id: header.producer_id, offset: header.base_offset };
         self.transactions.push(&event.encode(), spool)
     }
 
@@ -341,40 +318,19 @@ mod tests {
             id: i64::MAX,
             starts_plain: true,
             epochs: Some((-1, 7)),
-            data: LastData::Replaced(LastBatch {
-                last_sequence: -1,
-                last_offset: 1 << 40,
-                offset_delta: 3,
-            }),
+            data: LastData::Replaced(LastBatch { last_sequence: -1, last_offset: 1 << 40, offset_delta: 3 }),
             coordinator_epoch: Some(9),
             timestamp: -5,
         };
         for delta in [
             delta,
-            ProducerDelta {
-                data: LastData::Gone,
-                epochs: None,
-                coordinator_epoch: None,
-                ..delta
-            },
-            ProducerDelta {
-                data: LastData::Kept,
-                starts_plain: false,
-                ..delta
-            },
+            ProducerDelta { data: LastData::Gone, epochs: None, coordinator_epoch: None, ..delta },
+            ProducerDelta { data: LastData::Kept, starts_plain: false, ..delta },
         ] {
             assert_eq!(ProducerDelta::decode(&delta.encode()), delta);
         }
-        for kind in [
-            TransactionKind::Begin,
-            TransactionKind::Commit,
-            TransactionKind::Abort,
-        ] {
-            let event = TransactionEvent {
-                kind,
-                producer_id: 4,
-                offset: i64::MIN,
-            };
+        for kind in [TransactionKind::Begin, TransactionKind::Commit, TransactionKind::Abort] {
+            let event = TransactionEvent { kind, producer_id: 4, offset: i64::MIN };
             assert_eq!(TransactionEvent::decode(&event.encode()), event);
         }
     }

@@ -128,10 +128,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What a partition's result depends on beside its files.
 pub(crate) fn inputs(plan_inputs: &impl std::fmt::Debug, rules: &Rules) -> String {
     let now = rules.now_is_given.then_some(rules.now_ms);
-    format!(
-        "{plan_inputs:?} {now:?} {} {}",
-        rules.producer_expiration_ms, rules.truncate_overflow
-    )
+    format!("{plan_inputs:?} {now:?} {} {}", rules.producer_expiration_ms, rules.truncate_overflow)
 }
 
 /// A checksum over names, sizes, inodes and times of a folder's files. Equal means untouched.
@@ -139,31 +136,15 @@ pub(crate) fn folder_state(path: &Path) -> Result<u32> {
     let mut lines = Vec::new();
     for entry in std::fs::read_dir(path).map_err(Error::io("list partition", path))? {
         let entry = entry.map_err(Error::io("list partition", path))?;
-        let m = entry
-            .metadata()
-            .map_err(Error::io("look at", &entry.path()))?;
-        lines.push(format!(
-            "{:?} {} {} {} {}",
-            entry.file_name(),
-            m.len(),
-            m.ino(),
-            m.mtime(),
-            m.mtime_nsec()
-        ));
+        let m = entry.metadata().map_err(Error::io("look at", &entry.path()))?;
+        lines.push(format!("{:?} {} {} {} {}", entry.file_name(), m.len(), m.ino(), m.mtime(), m.mtime_nsec()));
     }
     lines.sort_unstable();
-    Ok(lines
-        .iter()
-        .fold(0, |crc, line| crc32c::crc32c_append(crc, line.as_bytes())))
+    Ok(lines.iter().fold(0, |crc, line| crc32c::crc32c_append(crc, line.as_bytes())))
 }
 
 impl<'a> Task<'a> {
-    pub(crate) fn new(
-        run: &'a DirRun,
-        rules: &'a Rules,
-        plan: PartitionPlan,
-        inputs: String,
-    ) -> Self {
+    pub(crate) fn new(run: &'a DirRun, rules: &'a Rules, plan: PartitionPlan, inputs: String) -> Self {
         Self {
             run,
             rules,
@@ -180,26 +161,13 @@ impl<'a> Task<'a> {
     pub(crate) fn jobs(&self, task: usize) -> Result<Vec<Job>> {
         let mut jobs = Vec::new();
         for job in self.plan.jobs() {
-            let size = self
-                .plan
-                .segments
-                .iter()
-                .find(|s| s.base == job.base_offset)
-                .map_or(0, |s| s.size);
+            let size = self.plan.segments.iter().find(|s| s.base == job.base_offset).map_or(0, |s| s.size);
             jobs.push(Job::Verify { task, job, size });
         }
         let counters = &self.run.counters;
-        counters
-            .segments_total
-            .fetch_add(jobs.len() as u64, Ordering::Relaxed);
-        counters
-            .bytes_total
-            .fetch_add(jobs.iter().map(Job::size).sum(), Ordering::Relaxed);
-        jobs.extend(
-            self.expected_replays()?
-                .into_iter()
-                .map(|(base, from)| Job::Replay { task, base, from }),
-        );
+        counters.segments_total.fetch_add(jobs.len() as u64, Ordering::Relaxed);
+        counters.bytes_total.fetch_add(jobs.iter().map(Job::size).sum(), Ordering::Relaxed);
+        jobs.extend(self.expected_replays()?.into_iter().map(|(base, from)| Job::Replay { task, base, from }));
         if jobs.is_empty() {
             jobs.push(Job::Fold { task });
         }
@@ -213,31 +181,18 @@ impl<'a> Task<'a> {
     fn expected_replays(&self) -> Result<Vec<(i64, i64)>> {
         let plan = &self.plan;
         let mut out = Vec::new();
-        let Some(first) = plan
-            .segments
-            .iter()
-            .find(|segment| segment.verify)
-            .map(|segment| segment.base)
-        else {
+        let Some(first) = plan.segments.iter().find(|segment| segment.verify).map(|segment| segment.base) else {
             return Ok(out);
         };
         let mut end = plan.log_start;
-        for (offset, name) in plan
-            .snapshots
-            .iter()
-            .rev()
-            .filter(|entry| *entry.0 <= first && *entry.0 > plan.log_start)
+        for (offset, name) in plan.snapshots.iter().rev().filter(|entry| *entry.0 <= first && *entry.0 > plan.log_start)
         {
             if read_snapshot(&plan.path.join(plan.present_name(name)), |_| ())? {
                 end = *offset;
                 break;
             }
         }
-        let begin = plan
-            .segments
-            .iter()
-            .rposition(|segment| segment.base <= end)
-            .unwrap_or(0);
+        let begin = plan.segments.iter().rposition(|segment| segment.base <= end).unwrap_or(0);
         for segment in &plan.segments[begin..] {
             if segment.verify {
                 end = i64::MIN;
@@ -256,12 +211,9 @@ impl<'a> Task<'a> {
     fn verify(&self, job: &SegmentJob) -> Result<()> {
         let counters = &self.run.counters;
         if let Some(report) = self.run.remembered.segments.get(job) {
-            let metadata =
-                std::fs::metadata(&job.path).map_err(Error::io("look at segment", &job.path))?;
+            let metadata = std::fs::metadata(&job.path).map_err(Error::io("look at segment", &job.path))?;
             if FileIdentity::of(&metadata) == report.identity {
-                counters
-                    .bytes_remembered
-                    .fetch_add(report.identity.size, Ordering::Relaxed);
+                counters.bytes_remembered.fetch_add(report.identity.size, Ordering::Relaxed);
                 counters.segments_remembered.fetch_add(1, Ordering::Relaxed);
                 counters.segments.fetch_add(1, Ordering::Relaxed);
                 lock(&self.segments).insert(job.base_offset, report.clone());
@@ -278,12 +230,7 @@ impl<'a> Task<'a> {
     }
 
     fn prepare_replay(&self, base: i64, from: i64) -> Result<()> {
-        let Some(segment) = self
-            .plan
-            .segments
-            .iter()
-            .find(|segment| segment.base == base)
-        else {
+        let Some(segment) = self.plan.segments.iter().find(|segment| segment.base == base) else {
             return Ok(());
         };
         let index = match &segment.index {
@@ -291,18 +238,8 @@ impl<'a> Task<'a> {
             _ => OffsetIndex::Empty,
         };
         let path = self.plan.path.join(&segment.log);
-        let trusted = TrustedSegment {
-            path,
-            base,
-            size: segment.size,
-            index,
-        };
-        let found = trusted.replay(
-            from,
-            None,
-            self.run.store.spool(),
-            &Control::new(&Stop::default()),
-        )?;
+        let trusted = TrustedSegment { path, base, size: segment.size, index };
+        let found = trusted.replay(from, None, self.run.store.spool(), &Control::new(&Stop::default()))?;
         lock(&self.replays).insert(base, (from, found));
         Ok(())
     }
@@ -316,11 +253,7 @@ impl<'a> Task<'a> {
             self.fail(error);
         }
         let errors = std::mem::take(&mut *lock(&self.errors));
-        if let Some(worst) = errors
-            .iter()
-            .map(state_of)
-            .max_by_key(|state| severity(*state))
-        {
+        if let Some(worst) = errors.iter().map(state_of).max_by_key(|state| severity(*state)) {
             report.state = worst;
             report.errors = errors.iter().map(ToString::to_string).collect();
         }
@@ -333,10 +266,7 @@ impl<'a> Task<'a> {
         let verified = std::mem::take(&mut *lock(&self.segments));
         let replays = std::mem::take(&mut *lock(&self.replays));
         let input = FoldInput {
-            verified: verified
-                .into_iter()
-                .map(|(base, report)| (base, Verified { report, spool }))
-                .collect(),
+            verified: verified.into_iter().map(|(base, report)| (base, Verified { report, spool })).collect(),
             replays: replays
                 .into_iter()
                 .map(|(base, (from, found))| (base, PreparedReplay { from, found, spool }))
@@ -354,11 +284,7 @@ impl<'a> Task<'a> {
         report.files_written = crate::repair::apply(&self.plan, &change, &self.run.aside)?.files;
         if let Some(journal) = self.run.store.journal() {
             let folder = folder_state(&self.plan.path)?;
-            journal.partition(&PartitionEntry {
-                inputs: self.inputs.clone(),
-                folder,
-                report: report.clone(),
-            })?;
+            journal.partition(&PartitionEntry { inputs: self.inputs.clone(), folder, report: report.clone() })?;
         }
         Ok(())
     }
@@ -378,11 +304,7 @@ impl<'a> Task<'a> {
             recovery_point: plan.recovery_point,
             segments: plan.segments.len(),
             unflushed_segments: 0,
-            early: plan
-                .segments
-                .iter()
-                .filter_map(|s| Some((s.base, s.early?)))
-                .collect(),
+            early: plan.segments.iter().filter_map(|s| Some((s.base, s.early?))).collect(),
             producers: 0,
             cuts: Vec::new(),
             removed: Vec::new(),
@@ -401,10 +323,7 @@ fn describe(report: &mut PartitionReport, change: &PartitionChange<'_>) {
     report.segments = change.segments.len() + usize::from(change.fresh.is_some());
     report.unflushed_segments = change.unflushed;
     report.producers = change.producers;
-    let cuts = change
-        .segments
-        .iter()
-        .filter_map(|segment| Some((segment.base, segment.cut.as_ref()?)));
+    let cuts = change.segments.iter().filter_map(|segment| Some((segment.base, segment.cut.as_ref()?)));
     report.cuts = cuts
         .map(|(segment, cut)| CutReport {
             segment,
@@ -415,13 +334,8 @@ fn describe(report: &mut PartitionReport, change: &PartitionChange<'_>) {
         })
         .collect();
     let removed = change.removed.iter();
-    report.removed = removed
-        .map(|gone| RemovedReport {
-            segment: gone.base,
-            bytes: gone.size,
-            why: gone.why.clone(),
-        })
-        .collect();
+    report.removed =
+        removed.map(|gone| RemovedReport { segment: gone.base, bytes: gone.size, why: gone.why.clone() }).collect();
 }
 
 pub(crate) fn state_of(error: &Error) -> PartitionState {
@@ -448,16 +362,9 @@ pub(crate) fn work(
     tasks: &[Task<'_>],
     mut jobs: Vec<Job>,
 ) -> Vec<PartitionReport> {
-    jobs.sort_by_key(|job| {
-        std::cmp::Reverse(if job.size() >= LARGE_SEGMENT {
-            job.size()
-        } else {
-            0
-        })
-    });
+    jobs.sort_by_key(|job| std::cmp::Reverse(if job.size() >= LARGE_SEGMENT { job.size() } else { 0 }));
     let next = AtomicUsize::new(0);
-    let reports: Mutex<Vec<Option<PartitionReport>>> =
-        Mutex::new(tasks.iter().map(|_| None).collect());
+    let reports: Mutex<Vec<Option<PartitionReport>>> = Mutex::new(tasks.iter().map(|_| None).collect());
     pool.scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|_| {
@@ -478,11 +385,7 @@ pub(crate) fn work(
         }
     });
     let reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
-    reports
-        .into_iter()
-        .zip(tasks)
-        .map(|(report, task)| report.unwrap_or_else(|| task.blank()))
-        .collect()
+    reports.into_iter().zip(tasks).map(|(report, task)| report.unwrap_or_else(|| task.blank())).collect()
 }
 
 fn run_job(tasks: &[Task<'_>], job: &Job) -> (usize, Result<()>) {
