@@ -34,10 +34,6 @@ pub(crate) fn dir_state(partitions: &[PartitionReport]) -> DirState {
 /// Makes a dir whose partitions are all recovered as after a clean stop. The marker is the very last thing: a broker
 /// trusts it blindly.
 pub(crate) fn seal(dir: &LogDir, partitions: &[PartitionReport], is_remote: impl Fn(&str) -> bool) -> Result<()> {
-    // A dir without partitions and without format belongs to no broker yet; it must not get a marker.
-    if partitions.is_empty() && !dir.path.join("meta.properties").exists() {
-        return Ok(());
-    }
     let in_service: Vec<_> = partitions
         .iter()
         .filter(|partition| matches!(partition.kind, FolderKind::Current | FolderKind::Future))

@@ -211,7 +211,11 @@ impl<'a> Fold<'a, '_> {
                 let base = self.segments[i].base;
                 let why = format!("segment {base} before it was cut");
                 for segment in self.segments.split_off(i + 1) {
-                    self.snapshots.remove(&segment.base);
+                    // A broker deletes the snapshots of these segments that it knew before recovery began; one that
+                    // recovery has made since stays.
+                    if self.plan.snapshots.contains_key(&segment.base) {
+                        self.snapshots.remove(&segment.base);
+                    }
                     self.removed.push(Removed { base: segment.base, size: segment.size, why: why.clone() });
                 }
                 break;

@@ -385,7 +385,11 @@ fn list_files(path: &Path) -> Result<BTreeSet<String>> {
         let at = entry.path();
         let kind = entry.file_type().map_err(Error::io("look at", &at))?;
         let is_file = if kind.is_symlink() {
-            std::fs::metadata(&at).map_err(Error::io("look at", &at))?.is_file()
+            match std::fs::metadata(&at) {
+                // A link to nothing is no file, for the broker neither.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+                other => other.map_err(Error::io("look at", &at))?.is_file(),
+            }
         } else {
             kind.is_file()
         };

@@ -76,7 +76,7 @@ pub fn recover(options: &Options, stop: &Stop, observer: &(dyn Fn(&[DirProgress]
                 locks.extend(lock);
                 opened.push(found);
             }
-            Ok(None) => reports.push(blank(&dir, DirState::Clean, vec!["does not exist yet".to_owned()])),
+            Ok(None) => reports.push(blank(&dir, DirState::Clean, vec!["no broker has used it yet".to_owned()])),
             Err(error) => reports.push(failed_dir(&dir, &error)),
         }
     }
@@ -144,6 +144,10 @@ type Opened = (Option<DirLock>, LogDir);
 fn open_dir(dir: &Path, options: &Options) -> Result<Option<Opened>> {
     if !dir.exists() {
         return Ok(None);
+    }
+    if !dir.join("meta.properties").exists() {
+        // No broker has used it. If it holds partitions it is refused, else there is nothing to do and nothing to lock.
+        return LogDir::open(dir, options.repair_checkpoints).map(|_| None);
     }
     let lock = if options.check {
         DirLock::probe(dir)?;
