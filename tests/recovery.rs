@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use trimtab_recovery::{CutPolicy, DirState, Options, Outcome, PartitionState, Stop, recover};
 
+#[path = "recovery/damage.rs"]
+#[allow(dead_code, reason = "what the tests against Kafka need")]
+mod damage;
 #[path = "recovery/reference.rs"]
 mod reference;
 #[path = "recovery/support.rs"]
@@ -288,6 +291,78 @@ fn an_offset_that_does_not_fit_is_cut_on_request() {
     assert_eq!(run(&options(top.path(), 0)).outcome, Outcome::Refused);
     let report = run_well(&Options { truncate_overflow: true, ..options(top.path(), 0) });
     assert_eq!(report.dirs[0].partitions[0].log_end, 23);
+}
+
+/// Names a log dir to the child process of the kill test.
+const CHILD: &str = "TRIMTAB_RECOVERY_CHILD";
+
+/// Not a test: what the kill test starts and kills.
+#[test]
+#[ignore = "started by killed_at_any_moment_the_next_run_comes_to_the_same_end"]
+fn child() {
+    if let Some(dir) = std::env::var_os(CHILD) {
+        run(&options(Path::new(&dir), FIXTURE_NOW));
+    }
+}
+
+/// Kinds of damage whose repair takes several steps that depend on each other.
+const MANY_STEPS: [&[&str]; 7] = [
+    &["bit flip in a payload", "no offset index, flushed, transactional"],
+    &["unflushed segment without index and torn", "no snapshot, transactional"],
+    &["a finished swap", "bit flip in the first unflushed segment of a transactional partition"],
+    &["a finished swap without indexes", "no offset index and no snapshot anywhere, transactional"],
+    &["log start beyond the end", "transaction index that names an offset below its segment"],
+    &["offsets go back at an index entry", "all snapshots flipped"],
+    &["a swap behind a cleaned segment", "no offset index, flushed, and a bit flip", "an epoch beyond the end"],
+];
+
+/// Rounds for each set of damage: TRIMTAB_KILL_ROUNDS, 6 by default.
+#[test]
+fn killed_at_any_moment_the_next_run_comes_to_the_same_end() {
+    let rounds = std::env::var("TRIMTAB_KILL_ROUNDS").ok().and_then(|v| v.parse().ok()).unwrap_or(6_u32);
+    let (_top, source) = fixture();
+    let all: Vec<&damage::Case> = [damage::LOGS, damage::INDEXES, damage::OTHERS].into_iter().flatten().collect();
+    let mut state = 12_345_u64;
+    let mut killed = 0;
+    for names in MANY_STEPS {
+        let damaged = source.with_file_name("damaged");
+        fs::remove_dir_all(&damaged).ok();
+        trimtab_tests::kafka::copy(&source, &damaged).unwrap();
+        for name in names {
+            all.iter().find(|case| case.0 == *name).unwrap().3(&damage::Dir::fixture(&damaged));
+        }
+        let undisturbed = source.with_file_name("undisturbed");
+        fs::remove_dir_all(&undisturbed).ok();
+        trimtab_tests::kafka::copy(&damaged, &undisturbed).unwrap();
+        let started = Instant::now();
+        run_well(&options(&undisturbed, FIXTURE_NOW));
+        let usual = started.elapsed().as_micros() as u64 + 20_000;
+        for round in 0..rounds {
+            let copy = source.with_file_name("killed");
+            fs::remove_dir_all(&copy).ok();
+            trimtab_tests::kafka::copy(&damaged, &copy).unwrap();
+            for _ in 0..3 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+                    .args(["--exact", "child", "--ignored"])
+                    .env(CHILD, &copy)
+                    .stdout(std::process::Stdio::null())
+                    .spawn()
+                    .unwrap();
+                std::thread::sleep(Duration::from_micros((state >> 33) % usual));
+                killed += u32::from(child.try_wait().unwrap().is_none());
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+            let report = run(&options(&copy, FIXTURE_NOW));
+            assert!(matches!(report.outcome, Outcome::Recovered | Outcome::NothingToDo), "{:?}", report.errors);
+            // A journal is left when the process dies between the marker and its removal.
+            fs::remove_file(copy.join(".trimtab-recovery.journal")).ok();
+            assert_eq!(differences(&undisturbed, &copy), Vec::<String>::new(), "{names:?}, round {round}");
+        }
+    }
+    eprintln!("{killed} runs were killed before their end");
+    assert!(killed > 0);
 }
 
 /// One step of a random history.

@@ -11,6 +11,7 @@ use trimtab_recovery::{CutPolicy, Options, Outcome};
 use trimtab_tests::kafka::{KafkaRig, Load, Loaded, Loader, Mess, copy, mess};
 
 #[path = "recovery/damage.rs"]
+#[allow(dead_code, reason = "what the other tests need")]
 mod damage;
 #[path = "recovery/reference.rs"]
 #[allow(dead_code, reason = "only the checksum is needed here")]
@@ -61,7 +62,7 @@ fn judge(loader: &mut Loader, source: &Path, now_ms: i64, case: &Case) -> Result
     let top = tempfile::tempdir().unwrap();
     let (theirs, ours) = (top.path().join("theirs"), top.path().join("ours"));
     copy(source, &theirs).unwrap();
-    act(&Dir(theirs.clone()));
+    act(&Dir::mess(&theirs));
     copy(&theirs, &ours).unwrap();
     let mut load = load(&theirs, now_ms);
     load.defaults = settings.iter().map(|setting| setting.replace('=', ":")).collect();

@@ -7,37 +7,54 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// A log dir with landmarks.
-pub struct Dir(pub PathBuf);
+/// A log dir with landmarks: its path, and the partitions that damage is done to.
+pub struct Dir {
+    pub path: PathBuf,
+    pub plain: &'static str,
+    pub idem: &'static str,
+    pub txn: &'static str,
+}
 
 pub const UNIQUE: &str = "0123456789abcdef0123456789abcdef";
 
 impl Dir {
+    /// A copy of the mess that the tests against Kafka make.
+    pub fn mess(path: &Path) -> Self {
+        Self { path: path.to_path_buf(), plain: "plain-0", idem: "idem-0", txn: "txn-0" }
+    }
+
+    /// A copy of the fixture.
+    pub fn fixture(path: &Path) -> Self {
+        Self { path: path.to_path_buf(), plain: "lab-plain-0-0", idem: "lab-idem-5-0", txn: "lab-txn-6-0" }
+    }
+
     pub fn partition(&self, name: &str) -> Part {
-        let text = fs::read_to_string(self.0.join("recovery-point-offset-checkpoint")).unwrap_or_default();
+        let text = fs::read_to_string(self.path.join("recovery-point-offset-checkpoint")).unwrap_or_default();
         let (topic, number) = name.rsplit_once('-').unwrap();
         let line = text.lines().find_map(|l| l.strip_prefix(&format!("{topic} {number} "))?.parse().ok());
-        Part { path: self.0.join(name), recovery_point: line.unwrap_or(0) }
+        Part { path: self.path.join(name), recovery_point: line.unwrap_or(0) }
     }
 
     pub fn plain(&self) -> Part {
-        self.partition("plain-0")
+        self.partition(self.plain)
     }
 
     pub fn txn(&self) -> Part {
-        self.partition("txn-0")
+        self.partition(self.txn)
     }
 
     fn top(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.path.join(name)
     }
 
-    /// Sets or removes the line of `plain 0` in a checkpoint.
+    /// Sets or removes the plain partition's line in a checkpoint.
     fn line(&self, name: &str, offset: Option<i64>) {
+        let (topic, number) = self.plain.rsplit_once('-').unwrap();
+        let start = format!("{topic} {number} ");
         let text = fs::read_to_string(self.top(name)).unwrap_or_default();
         let mut lines: Vec<String> =
-            text.lines().skip(2).filter(|l| !l.starts_with("plain 0 ")).map(str::to_owned).collect();
-        lines.extend(offset.map(|offset| format!("plain 0 {offset}")));
+            text.lines().skip(2).filter(|l| !l.starts_with(&start)).map(str::to_owned).collect();
+        lines.extend(offset.map(|offset| format!("{start}{offset}")));
         let text = format!("0\n{}\n{}\n", lines.len(), lines.join("\n"));
         fs::write(self.top(name), text).unwrap();
     }
@@ -393,17 +410,17 @@ pub const INDEXES: &[Case] = &[
         cut(&log, size(&log) - 10);
     }),
     ("a torn batch in an idempotent partition", Same, &[], |d| {
-        let part = d.partition("idem-0");
+        let part = d.partition(d.idem);
         let log = part.file(part.unflushed()[0], "log");
         cut(&log, size(&log) - 10);
     }),
     ("no snapshot, idempotent, and a torn batch", Same, &[], |d| {
-        let part = d.partition("idem-0");
+        let part = d.partition(d.idem);
         part.snapshots().iter().for_each(|path| remove(path));
         let log = part.file(part.unflushed()[0], "log");
         cut(&log, size(&log) - 10);
     }),
-    ("no snapshot, idempotent", Same, &[], |d| d.partition("idem-0").snapshots().iter().for_each(|path| remove(path))),
+    ("no snapshot, idempotent", Same, &[], |d| d.partition(d.idem).snapshots().iter().for_each(|path| remove(path))),
     ("no snapshot at the first unflushed segment", Same, &[], |d| {
         fs::remove_file(d.txn().file(d.txn().unflushed()[0], "snapshot")).ok();
     }),
@@ -490,10 +507,10 @@ pub const OTHERS: &[Case] = &[
         p.copy_as(p.bases()[0], "cleaned");
     }),
     // The broker loads such a folder and then deletes it.
-    ("a folder to be deleted", SameBut(&["-delete/"]), &[], |d| d.copy_plain_as(&format!("plain-0.{UNIQUE}-delete"))),
+    ("a folder to be deleted", SameBut(&["-delete/"]), &[], |d| d.copy_plain_as(&format!("{}.{UNIQUE}-delete", d.plain))),
     // Kafka does not close stray logs, so their active indexes stay preallocated.
     ("a stray folder", SameBut(&["-stray/"]), &[], |d| d.copy_plain_as(&format!("plain-7.{UNIQUE}-stray"))),
-    ("a future folder beside the current one", OnlyWe, &[], |d| d.copy_plain_as(&format!("plain-0.{UNIQUE}-future"))),
+    ("a future folder beside the current one", OnlyWe, &[], |d| d.copy_plain_as(&format!("{}.{UNIQUE}-future", d.plain))),
     ("a partition of an unknown topic", Same, &[], |d| d.copy_plain_as("ghost-0")),
     ("notes", Same, &[], |d| {
         fs::write(d.top("notes.txt"), b"x").unwrap();
