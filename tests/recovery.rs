@@ -1,6 +1,5 @@
 //! Recovery of Kafka log dirs. Tests here need nothing but a file system; those against Kafka itself are in
 //! `recovery_kafka.rs`.
-#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +11,7 @@ use proptest::prelude::*;
 use trimtab_recovery::{CutPolicy, DirState, Options, Outcome, PartitionState, Stop, recover};
 
 #[path = "recovery/damage.rs"]
-#[allow(dead_code, reason = "what the tests against Kafka need")]
+#[expect(dead_code, reason = "what the tests against Kafka need")]
 mod damage;
 #[path = "recovery/reference.rs"]
 mod reference;

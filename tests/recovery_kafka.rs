@@ -1,7 +1,6 @@
 //! Recovery against Kafka: its own loader as the judge of every kind of damage, and real brokers started on the result.
 //!
 //! Needs a JDK, Maven and its repository; the mess is made once and kept in the tests' cache.
-#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +10,13 @@ use trimtab_recovery::{CutPolicy, Options, Outcome};
 use trimtab_tests::kafka::{KafkaRig, Load, Loaded, Loader, Mess, copy, mess};
 
 #[path = "recovery/damage.rs"]
-#[allow(dead_code, reason = "what the other tests need")]
+#[expect(dead_code, reason = "what the other tests need")]
 mod damage;
 #[path = "recovery/reference.rs"]
-#[allow(dead_code, reason = "only the checksum is needed here")]
+#[expect(dead_code, reason = "only the checksum is needed here")]
 mod reference;
 #[path = "recovery/support.rs"]
-#[allow(dead_code, reason = "what the other tests need")]
+#[expect(dead_code, reason = "what the other tests need")]
 mod support;
 
 use damage::{Case, Dir, Expect};
@@ -72,14 +71,19 @@ fn judge(loader: &mut Loader, source: &Path, now_ms: i64, case: &Case) -> Result
         options.settings.add_default(setting).unwrap();
     }
     let report = run(&options);
-    let fail = |what: &str| Err(format!("{name}: {what}; Kafka: {verdict:?}; we: {:?} {:?}", report.outcome, report.errors));
+    let fail =
+        |what: &str| Err(format!("{name}: {what}; Kafka: {verdict:?}; we: {:?} {:?}", report.outcome, report.errors));
     let started = matches!(verdict, Loaded::Well { .. });
     match expect {
         Expect::Refuse if started || report.outcome != Outcome::Refused => fail("both should refuse"),
         Expect::OnlyWe if report.outcome != Outcome::Refused => fail("we should refuse"),
         Expect::Clean if report.outcome != Outcome::NothingToDo => fail("there is nothing to do"),
         Expect::Refuse | Expect::OnlyWe => {
-            if ours.join(".kafka_cleanshutdown").exists() { fail("a marker in a refused dir") } else { Ok(()) }
+            if ours.join(".kafka_cleanshutdown").exists() {
+                fail("a marker in a refused dir")
+            } else {
+                Ok(())
+            }
         }
         Expect::Clean => Ok(()),
         Expect::Same | Expect::SameBut(_) => {
@@ -227,7 +231,9 @@ fn killed(builder: trimtab_tests::kafka::Builder) -> KafkaRig {
 }
 
 fn recovered_lines(log: &str) -> Vec<&str> {
-    log.lines().filter(|line| line.contains("Recovering unflushed segment") && !line.contains("__cluster_metadata")).collect()
+    log.lines()
+        .filter(|line| line.contains("Recovering unflushed segment") && !line.contains("__cluster_metadata"))
+        .collect()
 }
 
 #[test]

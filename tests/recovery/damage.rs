@@ -431,7 +431,7 @@ pub const INDEXES: &[Case] = &[
         fs::write(d.txn().file(d.txn().unflushed()[0], "snapshot"), b"").unwrap();
     }),
     ("all snapshots flipped", Same, &[], |d| d.txn().snapshots().iter().for_each(|path| flip(path, 3))),
-    ("an index that is too small", Refuse, &["segment.index.bytes=64"], |_| {}),
+    ("an index that is too small", Refuse, &["segment.index.bytes=32"], |_| {}),
     ("an index entry for each batch", Same, &["index.interval.bytes=0"], |_| {}),
     ("an index entry each 64 KiB", Same, &["index.interval.bytes=65536"], |_| {}),
 ];
@@ -475,13 +475,15 @@ pub const OTHERS: &[Case] = &[
     ("a cleaned segment", Same, &[], |d| d.plain().copy_as(d.plain().bases()[0], "cleaned")),
     ("a finished swap", Same, &[], |d| {
         let (p, flushed) = (d.plain(), d.plain().flushed());
-        let both = [fs::read(p.file(flushed[0], "log")).unwrap(), fs::read(p.file(flushed[1], "log")).unwrap()].concat();
+        let both =
+            [fs::read(p.file(flushed[0], "log")).unwrap(), fs::read(p.file(flushed[1], "log")).unwrap()].concat();
         p.copy_as(flushed[0], "swap");
         fs::write(p.file(flushed[0], "log.swap"), both).unwrap();
     }),
     ("a finished swap without indexes", Same, &[], |d| {
         let (p, flushed) = (d.plain(), d.plain().flushed());
-        let both = [fs::read(p.file(flushed[0], "log")).unwrap(), fs::read(p.file(flushed[1], "log")).unwrap()].concat();
+        let both =
+            [fs::read(p.file(flushed[0], "log")).unwrap(), fs::read(p.file(flushed[1], "log")).unwrap()].concat();
         fs::write(p.file(flushed[0], "log.swap"), both).unwrap();
     }),
     ("a finished swap with a torn log", Same, &[], |d| {
@@ -507,10 +509,14 @@ pub const OTHERS: &[Case] = &[
         p.copy_as(p.bases()[0], "cleaned");
     }),
     // The broker loads such a folder and then deletes it.
-    ("a folder to be deleted", SameBut(&["-delete/"]), &[], |d| d.copy_plain_as(&format!("{}.{UNIQUE}-delete", d.plain))),
+    ("a folder to be deleted", SameBut(&["-delete/"]), &[], |d| {
+        d.copy_plain_as(&format!("{}.{UNIQUE}-delete", d.plain))
+    }),
     // Kafka does not close stray logs, so their active indexes stay preallocated.
     ("a stray folder", SameBut(&["-stray/"]), &[], |d| d.copy_plain_as(&format!("plain-7.{UNIQUE}-stray"))),
-    ("a future folder beside the current one", OnlyWe, &[], |d| d.copy_plain_as(&format!("{}.{UNIQUE}-future", d.plain))),
+    ("a future folder beside the current one", OnlyWe, &[], |d| {
+        d.copy_plain_as(&format!("{}.{UNIQUE}-future", d.plain))
+    }),
     ("a partition of an unknown topic", Same, &[], |d| d.copy_plain_as("ghost-0")),
     ("notes", Same, &[], |d| {
         fs::write(d.top("notes.txt"), b"x").unwrap();

@@ -237,7 +237,14 @@ impl Segment {
     }
 
     /// False when a broker would not start.
-    fn producer(&mut self, batch: &[u8], first: i64, last: i64, all: &mut JavaMap, open: &mut BTreeMap<i64, i64>) -> bool {
+    fn producer(
+        &mut self,
+        batch: &[u8],
+        first: i64,
+        last: i64,
+        all: &mut JavaMap,
+        open: &mut BTreeMap<i64, i64>,
+    ) -> bool {
         let id = int(&batch[43..51]);
         if id < 0 {
             return true;

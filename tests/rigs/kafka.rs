@@ -121,8 +121,15 @@ impl Builder {
         };
         let properties = folder.join("server.properties");
         fs::write(&properties, server_properties(&log_dirs, &ports, &self.settings))?;
-        let mut rig =
-            KafkaRig { folder, properties, log_dirs, ports, heap_mb: self.heap_mb, process: None, _temporary: temporary };
+        let mut rig = KafkaRig {
+            folder,
+            properties,
+            log_dirs,
+            ports,
+            heap_mb: self.heap_mb,
+            process: None,
+            _temporary: temporary,
+        };
         rig.start()?;
         Ok(rig)
     }

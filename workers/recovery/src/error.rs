@@ -8,15 +8,14 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused an operation on a file or folder.
-    #[error("could not {action} {}: {source}; check the disk, the mount and the permissions, then run again", path.display())]
+    #[error("could not {action} {}: {reason}; check the disk, the mount and the permissions, then run again", path.display())]
     Io {
         /// What was attempted, as a verb phrase ("read", "rename to its place").
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The answer of the operating system.
-        #[source]
-        source: io::Error,
+        /// The answer of the operating system. Part of the text, so that it is not told again as a source.
+        reason: io::Error,
     },
     /// A broker would not start on this either, or starting it would lose data without a word.
     #[error("refused {}: {why}; {hint}", path.display())]
@@ -64,7 +63,7 @@ impl Error {
     /// Wraps an operating-system error with what was attempted on which path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
-        move |source| Self::Io { action, path, source }
+        move |reason| Self::Io { action, path, reason }
     }
 
     /// A refusal of `path`: what was found and what to do about it.

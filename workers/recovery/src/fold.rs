@@ -4,114 +4,19 @@
 //! indexes and snapshots only change the picture, and the result is a [`PartitionChange`] that `repair` carries out. No
 //! log data is read, but for producers of flushed segments whose snapshot is missing, and that may have been prepared.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use crate::change::{Content, Cut, FoldInput, PartitionChange, Removed, SegmentChange};
 use crate::checkpoint::Epochs;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::plan::{PartitionPlan, PlannedIndex, PlannedSegment};
 use crate::producers::{Producers, read_snapshot, read_snapshot_image};
-use crate::replay::{OffsetIndex, Replayed, TrustedSegment};
+use crate::replay::{OffsetIndex, TrustedSegment};
 use crate::segment::{ScanEnd, SegmentReport};
 use crate::spool::{Image, Spool, Writer};
 use crate::summary::{EPOCH_BYTES, PRODUCER_BYTES, ProducerDelta, TRANSACTION_BYTES, TransactionEvent};
-
-/// A report and the spool that holds its images.
-#[derive(Clone, Debug)]
-pub struct Verified<'a> {
-    /// What the segment holds.
-    pub report: SegmentReport,
-    /// Where its images lie.
-    pub spool: &'a dyn Spool,
-}
-
-/// A replay of a flushed segment that was prepared: from which offset on, and what it found.
-#[derive(Clone, Debug)]
-pub struct PreparedReplay<'a> {
-    /// First offset that counts.
-    pub from: i64,
-    /// What was found; `None` when no batch reaches `from`.
-    pub found: Option<Replayed>,
-    /// Where its images lie.
-    pub spool: &'a dyn Spool,
-}
-
-/// What the fold needs beside the plan.
-#[derive(Debug)]
-pub struct FoldInput<'a> {
-    /// The report of every segment of [`PartitionPlan::jobs`], by base offset.
-    pub verified: HashMap<i64, Verified<'a>>,
-    /// Replays that were prepared, by base offset; what is missing is read on the way.
-    pub replays: HashMap<i64, PreparedReplay<'a>>,
-    /// Where new images (snapshots, transaction indexes) go.
-    pub spool: &'a dyn Spool,
-    /// The clock, milliseconds since 1970: producers idle for too long are dropped.
-    pub now_ms: i64,
-    /// After how long.
-    pub producer_expiration_ms: i64,
-    /// Cut at an offset that does not fit its segment, instead of refusing.
-    pub truncate_overflow: bool,
-}
-
-/// What a file must hold at the end.
-#[derive(Clone, Debug)]
-pub(crate) enum Content<'a> {
-    Empty,
-    Image(Image, &'a dyn Spool),
-}
-
-/// What happens to one segment that stays.
-#[derive(Clone, Debug)]
-pub(crate) struct SegmentChange<'a> {
-    pub(crate) base: i64,
-    /// Its final length, when bytes must be cut, and why.
-    pub(crate) cut: Option<Cut>,
-    pub(crate) offset_index: Option<Content<'a>>,
-    pub(crate) time_index: Option<Content<'a>>,
-    pub(crate) transaction_index: Option<Content<'a>>,
-    /// It was recovered while loading: its indexes are written last, since their absence is what makes a run that is
-    /// repeated do the same again.
-    pub(crate) early: bool,
-    pub(crate) verified: bool,
-}
-
-/// Bytes to cut from the end of a log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cut {
-    pub(crate) size_before: u64,
-    pub(crate) size_after: u64,
-    pub(crate) next_offset: i64,
-    pub(crate) why: String,
-}
-
-/// A segment that goes.
-#[derive(Clone, Debug)]
-pub(crate) struct Removed {
-    pub(crate) base: i64,
-    pub(crate) size: u64,
-    pub(crate) why: String,
-}
-
-/// All that must change in one partition.
-#[derive(Debug)]
-pub struct PartitionChange<'a> {
-    pub(crate) segments: Vec<SegmentChange<'a>>,
-    pub(crate) removed: Vec<Removed>,
-    /// Base offset of an empty segment to be created.
-    pub(crate) fresh: Option<i64>,
-    pub(crate) delete_snapshots: Vec<String>,
-    pub(crate) write_snapshots: BTreeMap<i64, Image>,
-    pub(crate) spool: &'a dyn Spool,
-    /// New content of the leader epochs.
-    pub(crate) epochs: Option<String>,
-    /// Where the log begins, ends, and where its first segment begins.
-    pub(crate) log_start: i64,
-    pub(crate) log_end: i64,
-    pub(crate) first_segment: i64,
-    pub(crate) producers: usize,
-    pub(crate) unflushed: usize,
-}
 
 /// A segment in the picture.
 struct Segment<'a> {
@@ -356,8 +261,7 @@ impl<'a> Fold<'a, '_> {
             let to_snapshot = &bases[bases.len().saturating_sub(2)..];
             let floor = bases.iter().rposition(|base| *base <= end);
             let first = bases.iter().rposition(|base| *base <= producers.end).unwrap_or(0);
-            for i in first..bases.len() {
-                let base = bases[i];
+            for (i, &base) in bases.iter().enumerate().skip(first) {
                 if base >= end {
                     break;
                 }

@@ -81,10 +81,7 @@ impl Journal {
             crate::repair::give(&file, &path, like)?;
         }
         let boot_id = boot_id();
-        let (end, remembered) = match scan(&file, &path, &boot_id)? {
-            Some(found) => found,
-            None => (0, Remembered::default()),
-        };
+        let (end, remembered) = scan(&file, &path, &boot_id)?.unwrap_or_default();
         file.set_len(end).map_err(Error::io("cut the journal", &path))?;
         let journal = Self { path, file, end: Mutex::new(end) };
         if end == 0 {

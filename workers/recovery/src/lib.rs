@@ -19,6 +19,7 @@
 
 mod aside;
 mod batch;
+mod change;
 mod checkpoint;
 mod config;
 mod control;
@@ -44,11 +45,12 @@ mod work;
 
 pub use aside::CutPolicy;
 pub use batch::BatchHeader;
+pub use change::{FoldInput, PartitionChange, PreparedReplay, Verified};
 pub use config::{Properties, Settings, TopicSettings};
 pub use control::{Control, Stop};
 pub use discover::{FolderKind, LogDir, PartitionFolder};
 pub use error::{Error, Result};
-pub use fold::{FoldInput, PartitionChange, PreparedReplay, Verified, fold_partition};
+pub use fold::fold_partition;
 pub use plan::{EarlyReason, PartitionPlan};
 pub use reader::Corruption;
 pub use replay::Replayed;

@@ -14,8 +14,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use crate::aside::{Aside, remove, sync_folder};
+use crate::change::{Content, PartitionChange, SegmentChange};
 use crate::error::{Error, Result};
-use crate::fold::{Content, PartitionChange, SegmentChange};
 use crate::plan::{EPOCHS_FILE, PartitionPlan, PlannedIndex};
 use crate::spool::{Image, Spool};
 

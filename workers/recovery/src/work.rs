@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::aside::Aside;
+use crate::change::{FoldInput, PartitionChange, PreparedReplay, Verified};
 use crate::control::{Control, Stop};
 use crate::discover::LogDir;
 use crate::error::{Error, Result};
-use crate::fold::{FoldInput, PartitionChange, PreparedReplay, Verified, fold_partition};
+use crate::fold::fold_partition;
 use crate::journal::{Journal, PartitionEntry, Remembered};
 use crate::plan::{PartitionPlan, PlannedIndex};
 use crate::producers::read_snapshot;

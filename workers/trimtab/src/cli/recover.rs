@@ -25,43 +25,43 @@ const PLAIN_EVERY: Duration = Duration::from_secs(1);
 /// limit or a signal; 4 a log dir or partition is refused, because a broker would not start on it either or because one
 /// is running. After 1, 3 and 4 the log dirs are still recoverable, by a new run or by the broker itself.
 #[derive(Args, Clone, Debug)]
-pub struct RecoverArgs {
+pub(crate) struct RecoverArgs {
     /// Log dirs. Without any, those of --properties
     #[arg(value_name = "DIR", required_unless_present = "properties")]
-    pub dirs: Vec<PathBuf>,
+    pub(crate) dirs: Vec<PathBuf>,
     /// The broker's server.properties: log dirs, index and producer settings, threads and limit
     #[arg(long, value_name = "FILE")]
-    pub properties: Option<PathBuf>,
+    pub(crate) properties: Option<PathBuf>,
     /// A topic's setting, if the metadata cannot tell it (index.interval.bytes, segment.index.bytes, remote.storage.enable)
     #[arg(long, value_name = "NAME:key=value")]
-    pub topic: Vec<String>,
+    pub(crate) topic: Vec<String>,
     /// A setting for all topics, or of the broker (producer.id.expiration.ms, remote.log.storage.system.enable)
     #[arg(long, value_name = "key=value")]
-    pub default: Vec<String>,
+    pub(crate) default: Vec<String>,
     /// Threads [default: log.recovery.threads, else num.recovery.threads.per.data.dir, else the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    pub(crate) threads: Option<u16>,
     /// Give up after this time, such as 10m [default: log.recovery.max.interval.ms, else never]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
-    pub max_interval: Option<Duration>,
+    pub(crate) max_interval: Option<Duration>,
     /// Read only and tell what recovery would do
     #[arg(long)]
-    pub check: bool,
+    pub(crate) check: bool,
     /// The time that idle producers are judged by [default: now]
     #[arg(long, value_name = "RFC3339")]
-    pub now: Option<jiff::Timestamp>,
+    pub(crate) now: Option<jiff::Timestamp>,
     /// Keep cut data in this folder [default: DIR.trimtab-cut beside each log dir]
     #[arg(long, value_name = "DIR", conflicts_with = "discard")]
-    pub cut_dir: Option<PathBuf>,
+    pub(crate) cut_dir: Option<PathBuf>,
     /// Drop cut data, as a broker does
     #[arg(long)]
-    pub discard: bool,
+    pub(crate) discard: bool,
     /// Treat unreadable checkpoints as absent or empty, instead of refusing the log dir
     #[arg(long)]
-    pub repair_checkpoints: bool,
+    pub(crate) repair_checkpoints: bool,
     /// Cut a segment at an offset that does not fit it, instead of refusing the partition
     #[arg(long)]
-    pub truncate_overflow: bool,
+    pub(crate) truncate_overflow: bool,
 }
 
 /// Runs the command and returns its exit code. With `json` the report is one JSON document on standard output.
@@ -69,7 +69,7 @@ pub struct RecoverArgs {
 /// # Errors
 /// When flags or the properties file cannot be used (wrong usage, exit code 2). What happens to the log dirs is in the
 /// output and the exit code.
-pub fn run(args: &RecoverArgs, json: bool) -> Result<u8> {
+pub(crate) fn run(args: &RecoverArgs, json: bool) -> Result<u8> {
     let (options, limit) = options(args)?;
     let stop = Stop::at(limit.map(|limit| Instant::now() + limit));
     stop_on_signals(&stop);
