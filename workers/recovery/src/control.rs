@@ -59,10 +59,21 @@ impl Control {
         Self { stop: stop.clone(), bytes: AtomicU64::new(0) }
     }
 
+    /// Stops with this one, and counts for itself: for reads that are no part of the announced work.
+    #[must_use]
+    pub(crate) fn aside(&self) -> Self {
+        Self::new(&self.stop)
+    }
+
     /// Bytes read so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Why work must stop.
+    pub(crate) fn stop_reason(&self) -> &'static str {
+        self.stop.reason().unwrap_or("it was asked to stop")
     }
 
     pub(crate) fn add_bytes(&self, n: u64) {

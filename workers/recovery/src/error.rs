@@ -46,6 +46,16 @@ pub enum Error {
     /// The overall time limit was reached, or the caller asked to stop.
     #[error("stopped before it was finished: {0}; run again, finished segments are not read twice")]
     Stopped(&'static str),
+    /// Segments of a partition were not verified when the run had to stop.
+    #[error(
+        "stopped because {why}; not verified yet: segments {segments}; run again, finished segments are not read twice"
+    )]
+    Unfinished {
+        /// Why the run had to stop.
+        why: &'static str,
+        /// Base offsets of what remains.
+        segments: String,
+    },
     /// A stored intermediate result does not read back as it was written.
     #[error("the intermediate result in {} does not read back ({why}); remove that file and run again", path.display())]
     Spool {

@@ -31,6 +31,11 @@ pub(crate) fn dir_state(partitions: &[PartitionReport]) -> DirState {
     }
 }
 
+/// The line of a partition in the log-start checkpoint, if it has one.
+pub(crate) fn log_start_line(partition: &PartitionReport, is_remote: bool) -> Option<i64> {
+    (partition.log_start > partition.first_segment || is_remote).then_some(partition.log_start)
+}
+
 /// Makes a dir whose partitions are all recovered as after a clean stop. The marker is the very last thing: a broker
 /// trusts it blindly.
 pub(crate) fn seal(dir: &LogDir, partitions: &[PartitionReport], is_remote: impl Fn(&str) -> bool) -> Result<()> {
@@ -47,8 +52,7 @@ pub(crate) fn seal(dir: &LogDir, partitions: &[PartitionReport], is_remote: impl
     let ends = in_service.iter().map(|partition| (key(partition), partition.log_end)).collect();
     let starts = in_service
         .iter()
-        .filter(|partition| partition.log_start > partition.first_segment || is_remote(&partition.topic))
-        .map(|partition| (key(partition), partition.log_start))
+        .filter_map(|partition| Some((key(partition), log_start_line(partition, is_remote(&partition.topic))?)))
         .collect();
     replace(&dir.path, RECOVERY_POINTS, &format_offsets(&ends))?;
     replace(&dir.path, LOG_STARTS, &format_offsets(&starts))?;

@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::be;
 use crate::error::{Error, Result};
+use crate::finish::log_start_line;
+use crate::plan::PlanInput;
 use crate::report::PartitionReport;
 use crate::segment::{SegmentJob, SegmentReport};
 use crate::spool::Spool;
@@ -49,11 +51,25 @@ struct SegmentEntry {
 /// A partition that was finished.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PartitionEntry {
-    /// Settings, checkpoints and flags it was finished with.
+    /// Settings and flags it was finished with.
     pub(crate) inputs: String,
-    /// What its folder looked like when it was finished.
+    /// Recovery point and log start it was finished with.
+    pub(crate) points: (i64, i64),
+    /// What its folder looks like once it is finished.
     pub(crate) folder: u32,
+    /// Files that may still have to take their names: temporary and final ones.
+    pub(crate) pending: Vec<(String, String)>,
     pub(crate) report: PartitionReport,
+}
+
+impl PartitionEntry {
+    /// Whether the checkpoints are those that the partition was finished with, or those that were written after it: a
+    /// run may have died between the recovery points and the marker.
+    pub(crate) fn fits(&self, input: &PlanInput<'_>) -> bool {
+        let written = log_start_line(&self.report, input.settings.remote_storage).unwrap_or(0);
+        [self.points.0, self.report.log_end].contains(&input.recovery_point)
+            && [self.points.1, written].contains(&input.log_start)
+    }
 }
 
 /// What an earlier run left.

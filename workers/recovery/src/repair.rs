@@ -1,9 +1,13 @@
 //! Carries out what the fold decided. The only code that writes into a partition's folder.
 //!
 //! **Order matters.** A run may be killed between any two steps, and the next run (or a broker) must come to the same
-//! end. So a thing whose presence makes recovery do something is removed only after that something is done: epochs
-//! first, then later segments, then snapshots, then the cut that made the segments later ones, then the indexes whose
-//! absence caused a flushed segment to be scanned.
+//! end. So a thing whose presence makes recovery do something is removed only after that something is done: later
+//! segments go first, then come snapshots, then the cut that made the segments later ones, then indexes.
+//!
+//! Two kinds of files cannot be ordered: leader epochs (a stale entry hides newer epochs while it is there) and indexes
+//! whose absence caused a flushed segment to be scanned (which may have added epochs). They are prepared under temporary
+//! names and returned as [`Repaired::pending`]; the journal remembers the list before they take their names, and a run that
+//! finds such a list finishes it.
 //!
 //! **Flushing.** Nothing that the next recovery builds again is flushed here: one flush of the file system follows for
 //! all partitions. Files that a later recovery would trust (epochs, indexes of flushed segments) are flushed before they
@@ -22,49 +26,76 @@ use crate::spool::{Image, Spool};
 /// Ends the names of files that are not finished; a broker ignores such names.
 pub(crate) const TEMPORARY: &str = ".trimtab-tmp";
 
-/// What was written, for the report.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Written {
+/// What was done, and what is left.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Repaired {
     /// Files whose content changed or that are new.
     pub(crate) files: u64,
+    /// Temporary and final names of files that must take their names together.
+    pub(crate) pending: Vec<(String, String)>,
+}
+
+/// How a file is put in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// At once; what a later recovery builds again needs no flush of its own.
+    Now,
+    /// At once, flushed: a later recovery would trust it.
+    Flushed,
+    /// Flushed, and renamed later, together with others.
+    Pending,
 }
 
 struct Repair<'a> {
     plan: &'a PartitionPlan,
     /// Owner and mode for new files.
     like: Metadata,
-    written: Written,
+    done: Repaired,
 }
 
 /// Carries out `change`.
 ///
 /// # Errors
 /// When the operating system refuses a step, or cut data cannot be kept. The folder is then still recoverable.
-pub(crate) fn apply(plan: &PartitionPlan, change: &PartitionChange<'_>, aside: &Aside) -> Result<Written> {
+pub(crate) fn apply(plan: &PartitionPlan, change: &PartitionChange<'_>, aside: &Aside) -> Result<Repaired> {
     let log = plan.segments.first().map(|segment| plan.path.join(&segment.log));
     let model = log.as_deref().unwrap_or(&plan.path);
     let like = std::fs::metadata(model).map_err(Error::io("look at", model))?;
-    let mut repair = Repair { plan, like, written: Written::default() };
+    let mut repair = Repair { plan, like, done: Repaired::default() };
     repair.leftovers()?;
-    if let Some(text) = &change.epochs {
-        repair.put_bytes(EPOCHS_FILE, text.as_bytes(), true)?;
+    // When all segments go, the epochs go first: without segments nothing would tell that they must.
+    let all_gone = change.segments.is_empty();
+    if let (Some(text), true) = (&change.epochs, all_gone) {
+        repair.put_bytes(EPOCHS_FILE, text.as_bytes(), How::Flushed)?;
     }
     repair.keep_and_remove(change, aside)?;
     repair.snapshots(change)?;
     if let Some(base) = change.fresh {
         for suffix in ["log", "index", "timeindex"] {
-            repair.put_bytes(&format!("{base:020}.{suffix}"), &[], false)?;
+            repair.put_bytes(&format!("{base:020}.{suffix}"), &[], How::Now)?;
         }
     }
     for segment in &change.segments {
         repair.cut(segment)?;
     }
-    for early in [false, true] {
-        for segment in change.segments.iter().filter(|segment| segment.early == early) {
-            repair.indexes(segment)?;
+    for segment in &change.segments {
+        repair.indexes(segment)?;
+    }
+    if let (Some(text), false) = (&change.epochs, all_gone) {
+        repair.put_bytes(EPOCHS_FILE, text.as_bytes(), How::Pending)?;
+    }
+    Ok(repair.done)
+}
+
+/// Gives pending files their names. A file that is not there has its name already.
+pub(crate) fn finish_pending(folder: &Path, pending: &[(String, String)]) -> Result<()> {
+    for (temporary, name) in pending {
+        match std::fs::rename(folder.join(temporary), folder.join(name)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            other => other.map_err(Error::io("rename to its place", &folder.join(temporary)))?,
         }
     }
-    Ok(repair.written)
+    Ok(())
 }
 
 impl Repair<'_> {
@@ -134,7 +165,7 @@ impl Repair<'_> {
             }
         }
         for (offset, image) in &change.write_snapshots {
-            self.put(&format!("{offset:020}.snapshot"), image, change.spool, false)?;
+            self.put(&format!("{offset:020}.snapshot"), image, change.spool, How::Now)?;
         }
         Ok(())
     }
@@ -153,13 +184,16 @@ impl Repair<'_> {
                 "stop whatever writes to it",
             ));
         }
-        self.written.files += 1;
+        self.done.files += 1;
         file.set_len(cut.size_after).map_err(Error::io("cut segment", &path))
     }
 
     fn indexes(&mut self, segment: &SegmentChange<'_>) -> Result<()> {
-        // What a later recovery builds again needs no flush of its own.
-        let durable = segment.early || !segment.verified;
+        let how = match (segment.early, segment.verified) {
+            (true, _) => How::Pending,
+            (false, true) => How::Now,
+            (false, false) => How::Flushed,
+        };
         let files = [
             ("timeindex", &segment.time_index),
             ("txnindex", &segment.transaction_index),
@@ -169,8 +203,8 @@ impl Repair<'_> {
             let name = format!("{:020}.{suffix}", segment.base);
             match content {
                 None => {}
-                Some(Content::Empty) => self.put_bytes(&name, &[], durable)?,
-                Some(Content::Image(image, spool)) => self.put(&name, image, *spool, durable)?,
+                Some(Content::Empty) => self.put_bytes(&name, &[], how)?,
+                Some(Content::Image(image, spool)) => self.put(&name, image, *spool, how)?,
             }
         }
         Ok(())
@@ -178,7 +212,7 @@ impl Repair<'_> {
 
     /// Makes `name` hold the image. A file that holds it already stays, a longer one that begins with it (an index that
     /// was preallocated) is shortened, any other is replaced by rename.
-    fn put(&mut self, name: &str, image: &Image, spool: &dyn Spool, durable: bool) -> Result<()> {
+    fn put(&mut self, name: &str, image: &Image, spool: &dyn Spool, how: How) -> Result<()> {
         let path = self.path(name);
         let old = match File::options().read(true).write(true).open(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -186,9 +220,10 @@ impl Repair<'_> {
         };
         if let Some(old) = &old {
             let size = old.metadata().map_err(Error::io("look at", &path))?.len();
-            if size >= image.length && begins_with(old, &path, image, spool)? {
+            let may_trim = how != How::Pending || size == image.length;
+            if size >= image.length && may_trim && begins_with(old, &path, image, spool)? {
                 if size > image.length {
-                    self.written.files += 1;
+                    self.done.files += 1;
                     old.set_len(image.length).map_err(Error::io("trim", &path))?;
                 }
                 return Ok(());
@@ -201,10 +236,10 @@ impl Repair<'_> {
             at += part.len() as u64;
             Ok(())
         })?;
-        self.finish(&file, &temporary, &path, durable)
+        self.finish(&file, &temporary, &path, how)
     }
 
-    fn put_bytes(&mut self, name: &str, bytes: &[u8], durable: bool) -> Result<()> {
+    fn put_bytes(&mut self, name: &str, bytes: &[u8], how: How) -> Result<()> {
         let path = self.path(name);
         if std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() == bytes.len() as u64)
             && std::fs::read(&path).is_ok_and(|old| old == bytes)
@@ -213,14 +248,14 @@ impl Repair<'_> {
         }
         let (temporary, file) = self.create(name, None)?;
         file.write_all_at(bytes, 0).map_err(Error::io("write", &temporary))?;
-        self.finish(&file, &temporary, &path, durable)
+        self.finish(&file, &temporary, &path, how)
     }
 
     fn put_zeros(&mut self, name: &str, size: u64) -> Result<()> {
         let (temporary, file) = self.create(name, None)?;
         file.set_len(size).map_err(Error::io("size", &temporary))?;
         let path = self.path(name);
-        self.finish(&file, &temporary, &path, false)
+        self.finish(&file, &temporary, &path, How::Now)
     }
 
     /// A new file beside `name`, with owner and mode of the file it replaces, or of the partition's segments: the
@@ -233,10 +268,15 @@ impl Repair<'_> {
         Ok((path, file))
     }
 
-    fn finish(&mut self, file: &File, temporary: &Path, path: &Path, durable: bool) -> Result<()> {
-        self.written.files += 1;
-        if durable {
+    fn finish(&mut self, file: &File, temporary: &Path, path: &Path, how: How) -> Result<()> {
+        self.done.files += 1;
+        if how != How::Now {
             file.sync_all().map_err(Error::io("flush", temporary))?;
+        }
+        if how == How::Pending {
+            let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            self.done.pending.push((name(temporary), name(path)));
+            return Ok(());
         }
         rename(temporary, path)
     }

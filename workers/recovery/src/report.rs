@@ -86,6 +86,8 @@ pub struct PartitionReport {
     pub files_written: u64,
     /// An earlier run had finished it.
     pub resumed: bool,
+    /// Segments that were not verified when the run had to stop.
+    pub unverified: Vec<i64>,
     /// What the operator should know.
     pub warnings: Vec<String>,
     /// Why it is refused, failed or unfinished: one text per segment or step.

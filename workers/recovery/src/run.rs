@@ -280,14 +280,11 @@ impl Ours<'_> {
         for ((i, _), planned) in all.iter().zip(planned) {
             match planned {
                 Planned::Done(report) => reports[*i].push(*report),
-                Planned::Task(task) => match task.jobs(tasks.len()) {
-                    Ok(more) => {
-                        jobs.extend::<Vec<Job>>(more);
-                        tasks.push(*task);
-                        owners.push(*i);
-                    }
-                    Err(error) => reports[*i].push(with_error(task.blank(), &error)),
-                },
+                Planned::Task(task) => {
+                    jobs.extend::<Vec<Job>>(task.jobs(tasks.len()));
+                    tasks.push(*task);
+                    owners.push(*i);
+                }
             }
         }
         set_phase(runs, 1);
@@ -327,16 +324,20 @@ impl Ours<'_> {
             log_start: run.dir.log_starts.get(&key).copied().unwrap_or(0),
             repair_checkpoints: self.options.repair_checkpoints,
         };
-        let inputs = inputs(&(input.settings, input.recovery_point, input.log_start), self.rules);
+        let inputs = inputs(&input.settings, self.rules);
         if let Some(entry) = run.remembered.partitions.get(&folder.name)
             && entry.inputs == inputs
-            && entry.folder == folder_state(&path)?
+            && entry.fits(&input)
+            && entry.folder == folder_state(&path, &entry.pending)?
         {
+            if !self.options.check {
+                crate::repair::finish_pending(&path, &entry.pending)?;
+            }
             run.counters.partitions.fetch_add(1, Ordering::Relaxed);
             return Ok(Planned::Done(Box::new(PartitionReport { resumed: true, ..entry.report.clone() })));
         }
         let plan = PartitionPlan::make(&input, &run.control)?;
-        Ok(Planned::Task(Box::new(Task::new(run, self.rules, plan, inputs))))
+        Ok(Planned::Task(Box::new(Task::new(run, self.rules, plan, inputs)?)))
     }
 
     fn check_place(&self, run: &DirRun, folder: &PartitionFolder, path: &Path) -> Result<()> {
@@ -437,6 +438,7 @@ fn empty_report(folder: &PartitionFolder) -> PartitionReport {
         removed: Vec::new(),
         files_written: 0,
         resumed: false,
+        unverified: Vec::new(),
         warnings: Vec::new(),
         errors: Vec::new(),
     }

@@ -1,7 +1,7 @@
 //! The jobs of a run: segments in any order on a fixed pool, each partition folded and repaired by whoever verifies its
 //! last segment.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::aside::Aside;
 use crate::change::{FoldInput, PartitionChange, PreparedReplay, Verified};
-use crate::control::{Control, Stop};
+use crate::control::Control;
 use crate::discover::LogDir;
 use crate::error::{Error, Result};
 use crate::fold::fold_partition;
@@ -89,7 +89,10 @@ pub(crate) struct Task<'a> {
     pub(crate) plan: PartitionPlan,
     inputs: String,
     remaining: AtomicUsize,
+    /// Replays that the fold will probably want.
+    expected: Vec<(i64, i64)>,
     segments: Mutex<HashMap<i64, SegmentReport>>,
+    unverified: Mutex<Vec<i64>>,
     replays: Mutex<HashMap<i64, (i64, Option<Replayed>)>>,
     errors: Mutex<Vec<Error>>,
 }
@@ -132,34 +135,72 @@ pub(crate) fn inputs(plan_inputs: &impl std::fmt::Debug, rules: &Rules) -> Strin
     format!("{plan_inputs:?} {now:?} {} {}", rules.producer_expiration_ms, rules.truncate_overflow)
 }
 
-/// A checksum over names, sizes, inodes and times of a folder's files. Equal means untouched.
-pub(crate) fn folder_state(path: &Path) -> Result<u32> {
-    let mut lines = Vec::new();
+/// A checksum over names, sizes, inodes and times of a folder's files, as they are once `pending` files (temporary and
+/// final names) have their names. Equal means untouched.
+pub(crate) fn folder_state(path: &Path, pending: &[(String, String)]) -> Result<u32> {
+    let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(path).map_err(Error::io("list partition", path))? {
         let entry = entry.map_err(Error::io("list partition", path))?;
         let m = entry.metadata().map_err(Error::io("look at", &entry.path()))?;
-        lines.push(format!("{:?} {} {} {} {}", entry.file_name(), m.len(), m.ino(), m.mtime(), m.mtime_nsec()));
+        let state = format!("{} {} {} {}", m.len(), m.ino(), m.mtime(), m.mtime_nsec());
+        files.insert(entry.file_name().to_string_lossy().into_owned(), state);
     }
-    lines.sort_unstable();
-    Ok(lines.iter().fold(0, |crc, line| crc32c::crc32c_append(crc, line.as_bytes())))
+    for (temporary, name) in pending {
+        if let Some(state) = files.remove(temporary) {
+            files.insert(name.clone(), state);
+        }
+    }
+    Ok(files.iter().fold(0, |crc, (name, state)| {
+        crc32c::crc32c_append(crc32c::crc32c_append(crc, name.as_bytes()), state.as_bytes())
+    }))
+}
+
+/// Flushed segments whose producers the fold will want to read, and from which offset: those between the newest
+/// usable snapshot and the first segment that is recovered, and those between two recovered ones. If the guess is
+/// wrong the fold reads what it needs itself.
+fn expected_replays(plan: &PartitionPlan) -> Result<Vec<(i64, i64)>> {
+    let mut out = Vec::new();
+    let Some(first) = plan.segments.iter().find(|segment| segment.verify).map(|segment| segment.base) else {
+        return Ok(out);
+    };
+    let mut end = plan.log_start;
+    for (offset, name) in plan.snapshots.iter().rev().filter(|entry| *entry.0 <= first && *entry.0 > plan.log_start) {
+        if read_snapshot(&plan.path.join(plan.present_name(name)), |_| ())? {
+            end = *offset;
+            break;
+        }
+    }
+    let begin = plan.segments.iter().rposition(|segment| segment.base <= end).unwrap_or(0);
+    for segment in &plan.segments[begin..] {
+        if segment.verify {
+            end = i64::MIN;
+        } else if segment.base < first || end == i64::MIN {
+            out.push((segment.base, segment.base.max(end).max(plan.log_start)));
+        }
+    }
+    // The last one before a recovered segment is searched for its end as well, which only the fold knows.
+    Ok(out)
 }
 
 impl<'a> Task<'a> {
-    pub(crate) fn new(run: &'a DirRun, rules: &'a Rules, plan: PartitionPlan, inputs: String) -> Self {
-        Self {
+    pub(crate) fn new(run: &'a DirRun, rules: &'a Rules, plan: PartitionPlan, inputs: String) -> Result<Self> {
+        let expected = expected_replays(&plan)?;
+        Ok(Self {
             run,
             rules,
             plan,
             inputs,
             remaining: AtomicUsize::new(0),
+            expected,
             segments: Mutex::default(),
+            unverified: Mutex::default(),
             replays: Mutex::default(),
             errors: Mutex::default(),
-        }
+        })
     }
 
     /// The jobs of this partition; counts them.
-    pub(crate) fn jobs(&self, task: usize) -> Result<Vec<Job>> {
+    pub(crate) fn jobs(&self, task: usize) -> Vec<Job> {
         let mut jobs = Vec::new();
         for job in self.plan.jobs() {
             let size = self.plan.segments.iter().find(|s| s.base == job.base_offset).map_or(0, |s| s.size);
@@ -168,41 +209,12 @@ impl<'a> Task<'a> {
         let counters = &self.run.counters;
         counters.segments_total.fetch_add(jobs.len() as u64, Ordering::Relaxed);
         counters.bytes_total.fetch_add(jobs.iter().map(Job::size).sum(), Ordering::Relaxed);
-        jobs.extend(self.expected_replays()?.into_iter().map(|(base, from)| Job::Replay { task, base, from }));
+        jobs.extend(self.expected.iter().map(|&(base, from)| Job::Replay { task, base, from }));
         if jobs.is_empty() {
             jobs.push(Job::Fold { task });
         }
         self.remaining.store(jobs.len(), Ordering::Relaxed);
-        Ok(jobs)
-    }
-
-    /// Flushed segments whose producers the fold will want to read, and from which offset: those between the newest
-    /// usable snapshot and the first segment that is recovered, and those between two recovered ones. If the guess is
-    /// wrong the fold reads what it needs itself.
-    fn expected_replays(&self) -> Result<Vec<(i64, i64)>> {
-        let plan = &self.plan;
-        let mut out = Vec::new();
-        let Some(first) = plan.segments.iter().find(|segment| segment.verify).map(|segment| segment.base) else {
-            return Ok(out);
-        };
-        let mut end = plan.log_start;
-        for (offset, name) in plan.snapshots.iter().rev().filter(|entry| *entry.0 <= first && *entry.0 > plan.log_start)
-        {
-            if read_snapshot(&plan.path.join(plan.present_name(name)), |_| ())? {
-                end = *offset;
-                break;
-            }
-        }
-        let begin = plan.segments.iter().rposition(|segment| segment.base <= end).unwrap_or(0);
-        for segment in &plan.segments[begin..] {
-            if segment.verify {
-                end = i64::MIN;
-            } else if segment.base < first || end == i64::MIN {
-                out.push((segment.base, segment.base.max(end).max(plan.log_start)));
-            }
-        }
-        // The last one before a recovered segment is searched for its end as well, which only the fold knows.
-        Ok(out)
+        jobs
     }
 
     fn fail(&self, error: Error) {
@@ -240,7 +252,7 @@ impl<'a> Task<'a> {
         };
         let path = self.plan.path.join(&segment.log);
         let trusted = TrustedSegment { path, base, size: segment.size, index };
-        let found = trusted.replay(from, None, self.run.store.spool(), &Control::new(&Stop::default()))?;
+        let found = trusted.replay(from, None, self.run.store.spool(), &self.run.control.aside())?;
         lock(&self.replays).insert(base, (from, found));
         Ok(())
     }
@@ -253,7 +265,14 @@ impl<'a> Task<'a> {
         {
             self.fail(error);
         }
-        let errors = std::mem::take(&mut *lock(&self.errors));
+        let mut errors = std::mem::take(&mut *lock(&self.errors));
+        report.unverified = std::mem::take(&mut *lock(&self.unverified));
+        report.unverified.sort_unstable();
+        if !report.unverified.is_empty() {
+            // One text for all of them, not one each.
+            errors.retain(|error| !matches!(error, Error::Stopped(_)));
+            errors.push(Error::Unfinished { why: self.run.control.stop_reason(), segments: list(&report.unverified) });
+        }
         if let Some(worst) = errors.iter().map(state_of).max_by_key(|state| severity(*state)) {
             report.state = worst;
             report.errors = errors.iter().map(ToString::to_string).collect();
@@ -277,17 +296,24 @@ impl<'a> Task<'a> {
             producer_expiration_ms: self.rules.producer_expiration_ms,
             truncate_overflow: self.rules.truncate_overflow,
         };
-        let change = fold_partition(&self.plan, &input, &self.run.control)?;
+        let change = fold_partition(&self.plan, &input, &self.run.control.aside())?;
         describe(report, &change);
         if self.rules.check {
             return Ok(());
         }
-        report.files_written = crate::repair::apply(&self.plan, &change, &self.run.aside)?.files;
+        let repaired = crate::repair::apply(&self.plan, &change, &self.run.aside)?;
+        report.files_written = repaired.files;
         if let Some(journal) = self.run.store.journal() {
-            let folder = folder_state(&self.plan.path)?;
-            journal.partition(&PartitionEntry { inputs: self.inputs.clone(), folder, report: report.clone() })?;
+            let folder = folder_state(&self.plan.path, &repaired.pending)?;
+            journal.partition(&PartitionEntry {
+                inputs: self.inputs.clone(),
+                points: (self.plan.recovery_point, self.plan.log_start),
+                folder,
+                pending: repaired.pending.clone(),
+                report: report.clone(),
+            })?;
         }
-        Ok(())
+        crate::repair::finish_pending(&self.plan.path, &repaired.pending)
     }
 
     /// A report before anything is known.
@@ -311,6 +337,7 @@ impl<'a> Task<'a> {
             removed: Vec::new(),
             files_written: 0,
             resumed: false,
+            unverified: Vec::new(),
             warnings: plan.warnings.clone(),
             errors: Vec::new(),
         }
@@ -339,9 +366,17 @@ fn describe(report: &mut PartitionReport, change: &PartitionChange<'_>) {
         removed.map(|gone| RemovedReport { segment: gone.base, bytes: gone.size, why: gone.why.clone() }).collect();
 }
 
+/// The first few of many numbers, and how many more there are.
+fn list(numbers: &[i64]) -> String {
+    const SHOWN: usize = 20;
+    let shown: Vec<String> = numbers.iter().take(SHOWN).map(i64::to_string).collect();
+    let more = numbers.len().saturating_sub(SHOWN);
+    if more == 0 { shown.join(", ") } else { format!("{} and {more} more", shown.join(", ")) }
+}
+
 pub(crate) fn state_of(error: &Error) -> PartitionState {
     match error {
-        Error::Stopped(_) => PartitionState::Unfinished,
+        Error::Stopped(_) | Error::Unfinished { .. } => PartitionState::Unfinished,
         error if error.is_refusal() => PartitionState::Refused,
         _ => PartitionState::Failed,
     }
@@ -373,6 +408,9 @@ pub(crate) fn work(
                     let (index, result) = run_job(tasks, job);
                     let task = &tasks[index];
                     if let Err(error) = result {
+                        if let (Error::Stopped(_), Job::Verify { job, .. }) = (&error, job) {
+                            lock(&task.unverified).push(job.base_offset);
+                        }
                         task.fail(error);
                     }
                     if task.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
