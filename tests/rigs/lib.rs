@@ -10,6 +10,7 @@
 pub mod cache;
 pub mod http;
 pub mod java;
+pub mod kafka;
 pub mod mess;
 pub mod nats;
 pub mod otlp;

@@ -9,6 +9,7 @@ use trimtab_events::Scope;
 
 use super::Usage;
 use super::broker_conf;
+use super::recover::RecoverArgs;
 use crate::config::{Config, RunMode, parse_bytes};
 
 /// Gives back the storage that log and ledger based messaging systems never reclaim by themselves.
@@ -84,6 +85,8 @@ pub enum Command {
     Run(RunArgs),
     /// Write the metadata that planning needs to a file
     Snapshot(SnapshotArgs),
+    /// Recover the log dirs of a stopped Kafka broker, in parallel, before it starts again
+    Recover(RecoverArgs),
     /// Ask running scanners for a scan, over NATS
     Scan(ScanArgs),
     /// Let a scan's decisions be carried out that a limit has stopped
