@@ -60,7 +60,7 @@ fn as_fated(before: &Lists, after: &Lists) -> BTreeSet<i64> {
 
 fn exists_in_bookkeeper(client: &mut JavaClient, id: i64) -> bool {
     let digits = format!("{id:010}");
-    client.run(&format!("stat /ledgers/{}/{}/L{}", &digits[..2], &digits[2..6], &digits[6..])).is_ok()
+    client.run(&format!("stat /ledgers/{}/{}/L{}", &digits[..2], &digits[2..6], &digits[6..])).unwrap() != "none"
 }
 
 fn audit(state: &Path) -> Vec<Value> {

@@ -328,10 +328,10 @@ pub struct RunArgs {
 #[derive(Debug, Default, ClapArgs)]
 pub struct BusArgs {
     /// Go over NATS: an address, or `spawn` to start a server for this process alone
-    #[arg(long, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL")]
     pub nats: Option<String>,
     /// Serve health, metrics and webhooks here (127.0.0.1:8222)
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, global = true, value_name = "ADDRESS")]
     pub http: Option<SocketAddr>,
 }
 
