@@ -228,3 +228,53 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
         assert!(roles.is_superset(&BTreeSet::from(["scanner", "decider", "executor"])), "{roles:?}");
     }
 }
+
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
+fn brokers_that_ask_for_tokens_and_tls_are_followed_to_the_owner() {
+    use trimtab_tests::pulsar::{PulsarRig, SUPERUSER};
+    let rig = PulsarRig::builder().two_brokers().tokens().tls().start().unwrap();
+    let tenant = Some(r#"{"allowedClusters":["rig"]}"#);
+    rig.rest("PUT", "tenants/acme", tenant).unwrap().ok().unwrap();
+    rig.rest("PUT", "namespaces/acme/n", None).unwrap().ok().unwrap();
+    let mut client = rig.client().unwrap();
+    let topics: Vec<String> = (0..6).map(|i| format!("acme/n/t{i}")).collect();
+    for topic in &topics {
+        client.run(&format!("produce {topic} 25 100")).unwrap();
+    }
+    // Without retention, everything of an unloaded topic without subscriptions is due.
+    rig.rest("PUT", "namespaces/acme/n/unload", None).unwrap().ok().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path();
+    let token = |role: &str| {
+        let path = state.join(format!("{role}.token"));
+        std::fs::write(&path, rig.token(role).unwrap()).unwrap();
+        path.display().to_string()
+    };
+    let (from, ca, url) = (format!("zk://{}", rig.zk()), rig.ca().display().to_string(), rig.web_tls());
+    // `__change_events` is loaded and its last ledger open, so whether topics have policies is not known from the metadata.
+    let unknown = run(state, &["plan", "--from", &from, "--namespace", "acme/n", "--explain"]).exits(0);
+    assert!(unknown.out.contains("topic policies unknown") && unknown.out.contains("0 acts"), "{}", unknown.out);
+    let none = state.join("none.json").display().to_string();
+    std::fs::write(&none, "{}").unwrap();
+    let run_as = |role: &str| {
+        let token = token(role);
+        let args = ["run", "--apply", "--from", &from, "--namespace", "acme/n", "--max-share", "1", "--admin", &url];
+        run(state, &[&args[..], &["--ca-file", &ca, "--token-file", &token, "--topic-policies", &none]].concat())
+    };
+    let mut left = || -> usize {
+        topics.iter().map(|t| client.listed(&Mess::managed_ledger(&format!("persistent://{t}"))).unwrap().len()).sum()
+    };
+    let before = left();
+    // A role without rights frees nothing, and is told what it lacks.
+    let refused = run_as("nobody").exits(1);
+    assert!(refused.out.contains("check the token"), "{refused:?}");
+    assert_eq!(left(), before);
+    let ran = run_as(SUPERUSER).exits(0);
+    assert!(left() <= topics.len(), "{} ledgers are left of {before}: {ran:?}", left());
+    let secret = rig.token(SUPERUSER).unwrap();
+    assert!(!ran.err.contains(&secret) && !ran.out.contains(&secret));
+    for entry in std::fs::read_dir(state.join("audit")).unwrap() {
+        assert!(!std::fs::read_to_string(entry.unwrap().path()).unwrap().contains(&secret));
+    }
+}

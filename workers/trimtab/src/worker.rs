@@ -111,6 +111,11 @@ pub trait Worker: Send + Sync + 'static {
         Box::pin(futures::future::ready(true))
     }
 
+    /// How long what was begun may go on after the worker was told to stop. What is cut off then comes again.
+    fn grace(&self) -> Duration {
+        Duration::from_secs(25)
+    }
+
     /// Handles one event that fits its schema.
     fn handle<'a>(&'a self, event: &'a Event, body: Body, out: &'a Out) -> BoxFuture<'a, Result<(), Failure>>;
 }
@@ -145,6 +150,7 @@ pub async fn run(
     let role = worker.role();
     let slots = Arc::new(Semaphore::new(options.at_once.max(1)));
     let begun = TaskTracker::new();
+    let cut_off = CancellationToken::new();
     let mut failures = 0;
     loop {
         let taken = tokio::select! {
@@ -160,8 +166,9 @@ pub async fn run(
                     options: options.clone(),
                     metrics: metrics.clone(),
                 };
+                let cut_off = cut_off.clone();
                 begun.spawn(async move {
-                    one.handle(delivery).await;
+                    cut_off.run_until_cancelled(one.handle(delivery)).await;
                     drop(slot);
                 });
             }
@@ -175,7 +182,10 @@ pub async fn run(
         }
     }
     begun.close();
-    begun.wait().await;
+    if tokio::time::timeout(worker.grace(), begun.wait()).await.is_err() {
+        cut_off.cancel();
+        begun.wait().await;
+    }
 }
 
 /// How often a worker that is not ready is asked again.

@@ -392,6 +392,11 @@ impl Worker for Scanner {
         Role::Scanner
     }
 
+    /// A scan goes on where it was left, so there is nothing to wait for.
+    fn grace(&self) -> std::time::Duration {
+        Duration::from_secs(1)
+    }
+
     fn handle<'a>(&'a self, event: &'a Event, body: Body, out: &'a Out) -> BoxFuture<'a, Result<(), Failure>> {
         async move {
             let Body::ScanRequest(request) = body else {
