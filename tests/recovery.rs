@@ -77,6 +77,41 @@ fn the_result_does_not_depend_on_the_number_of_threads() {
     }
 }
 
+/// A worker as another process would be one: jobs and reports as JSON, images in a side file.
+struct Elsewhere(std::path::PathBuf, AtomicUsize);
+
+impl trimtab_recovery::Verifier for Elsewhere {
+    fn verify(
+        &self,
+        job: &trimtab_recovery::SegmentJob,
+        spool: &dyn trimtab_recovery::Spool,
+        control: &trimtab_recovery::Control,
+    ) -> trimtab_recovery::Result<trimtab_recovery::SegmentReport> {
+        use trimtab_recovery::{Control, FileSpool, verify_segment};
+        let job = serde_json::from_str(&serde_json::to_string(job).unwrap()).unwrap();
+        let path = self.0.join(self.1.fetch_add(1, Ordering::Relaxed).to_string());
+        let report = verify_segment(&job, &FileSpool::create(&path)?, &Control::new(&Stop::default()))?;
+        let report: trimtab_recovery::SegmentReport =
+            serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+        control.count(report.identity.size);
+        report.import(&FileSpool::open(&path)?, spool)
+    }
+}
+
+#[test]
+fn segments_may_be_verified_elsewhere() {
+    let (_top, dir) = fixture();
+    let other = dir.with_file_name("other");
+    trimtab_tests::kafka::copy(&dir, &other).unwrap();
+    run_well(&options(&dir, FIXTURE_NOW));
+    let side = tempfile::tempdir().unwrap();
+    let elsewhere = Elsewhere(side.path().to_path_buf(), AtomicUsize::new(0));
+    let report = trimtab_recovery::recover_with(&options(&other, FIXTURE_NOW), &Stop::default(), &|_| (), &elsewhere);
+    assert_eq!(report.unwrap().outcome, Outcome::Recovered);
+    assert_eq!(elsewhere.1.load(Ordering::Relaxed), 72);
+    assert_eq!(differences(&dir, &other), Vec::<String>::new());
+}
+
 #[test]
 fn check_changes_nothing_and_tells_the_same() {
     let (_top, dir) = fixture();

@@ -76,7 +76,8 @@ impl Control {
         self.stop.reason().unwrap_or("it was asked to stop")
     }
 
-    pub(crate) fn add_bytes(&self, n: u64) {
+    /// Counts bytes that were read, here or by a worker on behalf of this run.
+    pub fn count(&self, n: u64) {
         self.bytes.fetch_add(n, Ordering::Relaxed);
     }
 

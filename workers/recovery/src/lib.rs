@@ -11,8 +11,10 @@
 //! ```
 //!
 //! - [`recover`] does all of it in this process.
-//! - [`verify_segment`] and [`fold_partition`] are the pure halves: neither writes into a log dir, their inputs and
-//!   outputs can be serialised (images lie in a [`Spool`]), so verification may run in other processes.
+//! - [`recover_with`] lets a [`Verifier`] verify the segments, for instance workers in other processes: a [`SegmentJob`]
+//!   and a [`SegmentReport`] can be serialised, and [`verify_segment`] writes its images into a [`Spool`] of the worker's
+//!   choice, never into a log dir. The process that holds the broker's lock folds and is the only one that writes.
+//! - [`fold_partition`] is the other pure half.
 //!
 //! Sizes are in bytes, times in milliseconds since 1970. Memory does not grow with the data: about 1 MiB a thread,
 //! under 200 bytes for each producer that a partition knows, and a few hundred bytes for each segment.
@@ -57,6 +59,6 @@ pub use replay::Replayed;
 pub use report::{
     CutReport, DirProgress, DirReport, DirState, Outcome, PartitionReport, PartitionState, RemovedReport, RunReport,
 };
-pub use run::{Options, recover};
-pub use segment::{FileIdentity, ScanEnd, SegmentJob, SegmentReport, verify_segment};
+pub use run::{Options, recover, recover_with};
+pub use segment::{FileIdentity, Here, ScanEnd, SegmentJob, SegmentReport, Verifier, verify_segment};
 pub use spool::{FileSpool, Image, Spool};

@@ -213,7 +213,7 @@ impl<'a> BatchReader<'a> {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
             }
             self.filled += read;
-            self.control.add_bytes(read as u64);
+            self.control.count(read as u64);
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ use crate::lock::DirLock;
 use crate::metadata::{ClusterSettings, METADATA_FOLDER};
 use crate::plan::{PartitionPlan, PlanInput};
 use crate::report::{DirProgress, DirReport, DirState, PartitionReport, PartitionState, RunReport};
+use crate::segment::{Here, Verifier};
 use crate::spool::FileSpool;
 use crate::work::{Counters, DirRun, Job, Rules, Store, Task, folder_state, inputs, state_of, work};
 
@@ -58,6 +59,20 @@ pub struct Options {
 /// # Errors
 /// Only when the options themselves cannot be used; everything else is in the report.
 pub fn recover(options: &Options, stop: &Stop, observer: &(dyn Fn(&[DirProgress]) + Sync)) -> Result<RunReport> {
+    recover_with(options, stop, observer, &Here)
+}
+
+/// As [`recover`], with segments verified by somebody else: `threads` is then the number of segments that are out at the
+/// same time. Only this process writes into the log dirs.
+///
+/// # Errors
+/// As [`recover`].
+pub fn recover_with(
+    options: &Options,
+    stop: &Stop,
+    observer: &(dyn Fn(&[DirProgress]) + Sync),
+    verifier: &dyn Verifier,
+) -> Result<RunReport> {
     let started = Instant::now();
     let threads = options.threads.max(1);
     let pool = rayon::ThreadPoolBuilder::new()
@@ -101,7 +116,7 @@ pub fn recover(options: &Options, stop: &Stop, observer: &(dyn Fn(&[DirProgress]
             Err(error) => reports.push(failed_dir(&path, &error)),
         }
     }
-    let ours = Ours { options, settings: &settings, rules: &rules, duplicates: &duplicates };
+    let ours = Ours { options, settings: &settings, rules: &rules, duplicates: &duplicates, verifier };
     reports.extend(observed(&runs, observer, || ours.recover_dirs(&runs, &pool, threads)));
     for run in runs {
         finish_store(run, options.check, &mut reports);
@@ -265,6 +280,7 @@ struct Ours<'a> {
     settings: &'a Settings,
     rules: &'a Rules,
     duplicates: &'a BTreeMap<(String, i32), usize>,
+    verifier: &'a dyn Verifier,
 }
 
 impl Ours<'_> {
@@ -288,7 +304,7 @@ impl Ours<'_> {
             }
         }
         set_phase(runs, 1);
-        let done = work(pool, threads, &tasks, jobs);
+        let done = work(pool, threads, self.verifier, &tasks, jobs);
         for (report, owner) in done.into_iter().zip(owners) {
             reports[owner].push(report);
         }

@@ -137,6 +137,46 @@ impl SegmentReport {
     }
 }
 
+impl SegmentReport {
+    /// The same report with its images copied from the side file of the worker that made it into another spool.
+    ///
+    /// # Errors
+    /// When either spool fails, or an image is not what the worker wrote.
+    pub fn import(self, from: &dyn Spool, to: &dyn Spool) -> Result<Self> {
+        Ok(Self {
+            offset_index: self.offset_index.copy(from, to)?,
+            time_index: self.time_index.copy(from, to)?,
+            epochs: self.epochs.copy(from, to)?,
+            producers: self.producers.copy(from, to)?,
+            transactions: self.transactions.copy(from, to)?,
+            ..self
+        })
+    }
+}
+
+/// Who verifies the segments of a recovery: this process, or workers that it asks.
+///
+/// A verifier is called from as many threads as the recovery has, one segment each; it may block for as long as it needs.
+/// It must return what [`verify_segment`] returns for the file as it is now, with the images in `spool`
+/// ([`SegmentReport::import`] brings them there), and count the bytes with [`Control::count`], so that progress is told.
+pub trait Verifier: Sync {
+    /// Verifies one segment.
+    ///
+    /// # Errors
+    /// When the segment could not be verified; never because of what it holds.
+    fn verify(&self, job: &SegmentJob, spool: &dyn Spool, control: &Control) -> Result<SegmentReport>;
+}
+
+/// Verifies in the calling thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Here;
+
+impl Verifier for Here {
+    fn verify(&self, job: &SegmentJob, spool: &dyn Spool, control: &Control) -> Result<SegmentReport> {
+        verify_segment(job, spool, control)
+    }
+}
+
 /// Opens a segment and checks that a broker could.
 pub(crate) fn open_segment(path: &Path) -> Result<(File, FileIdentity)> {
     let file = File::open(path).map_err(Error::io("open segment", path))?;

@@ -74,6 +74,17 @@ impl Image {
         Ok(())
     }
 
+    /// Copies the content into another spool, checked against the checksum.
+    ///
+    /// # Errors
+    /// When either spool fails, or the content is not what was written.
+    pub fn copy(&self, from: &dyn Spool, to: &dyn Spool) -> Result<Self> {
+        let mut writer = Writer::default();
+        self.read(from, |part| writer.push(part, to))?;
+        let [image] = Writer::finish([writer], to)?;
+        Ok(image)
+    }
+
     /// Calls `take` with each entry of `N` bytes.
     pub(crate) fn entries<const N: usize>(
         &self,

@@ -18,7 +18,7 @@ use crate::plan::{PartitionPlan, PlannedIndex};
 use crate::producers::read_snapshot;
 use crate::replay::{OffsetIndex, Replayed, TrustedSegment};
 use crate::report::{CutReport, PartitionReport, PartitionState, RemovedReport};
-use crate::segment::{FileIdentity, SegmentJob, SegmentReport, verify_segment};
+use crate::segment::{FileIdentity, SegmentJob, SegmentReport, Verifier};
 use crate::spool::{FileSpool, Spool};
 
 /// Segments above this size are started first, so that no thread is left alone with a large one at the end.
@@ -221,7 +221,7 @@ impl<'a> Task<'a> {
         lock(&self.errors).push(error);
     }
 
-    fn verify(&self, job: &SegmentJob) -> Result<()> {
+    fn verify(&self, job: &SegmentJob, verifier: &dyn Verifier) -> Result<()> {
         let counters = &self.run.counters;
         if let Some(report) = self.run.remembered.segments.get(job) {
             let metadata = std::fs::metadata(&job.path).map_err(Error::io("look at segment", &job.path))?;
@@ -233,7 +233,7 @@ impl<'a> Task<'a> {
                 return Ok(());
             }
         }
-        let report = verify_segment(job, self.run.store.spool(), &self.run.control)?;
+        let report = verifier.verify(job, self.run.store.spool(), &self.run.control)?;
         if let Some(journal) = self.run.store.journal() {
             journal.segment(job, &report)?;
         }
@@ -395,6 +395,7 @@ fn severity(state: PartitionState) -> u8 {
 pub(crate) fn work(
     pool: &rayon::ThreadPool,
     threads: usize,
+    verifier: &dyn Verifier,
     tasks: &[Task<'_>],
     mut jobs: Vec<Job>,
 ) -> Vec<PartitionReport> {
@@ -405,7 +406,7 @@ pub(crate) fn work(
         for _ in 0..threads {
             scope.spawn(|_| {
                 while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let (index, result) = run_job(tasks, job);
+                    let (index, result) = run_job(tasks, job, verifier);
                     let task = &tasks[index];
                     if let Err(error) = result {
                         if let (Error::Stopped(_), Job::Verify { job, .. }) = (&error, job) {
@@ -427,9 +428,9 @@ pub(crate) fn work(
     reports.into_iter().zip(tasks).map(|(report, task)| report.unwrap_or_else(|| task.blank())).collect()
 }
 
-fn run_job(tasks: &[Task<'_>], job: &Job) -> (usize, Result<()>) {
+fn run_job(tasks: &[Task<'_>], job: &Job, verifier: &dyn Verifier) -> (usize, Result<()>) {
     match job {
-        Job::Verify { task, job, .. } => (*task, tasks[*task].verify(job)),
+        Job::Verify { task, job, .. } => (*task, tasks[*task].verify(job, verifier)),
         Job::Replay { task, base, from } => (*task, tasks[*task].prepare_replay(*base, *from)),
         Job::Fold { task } => (*task, Ok(())),
     }
