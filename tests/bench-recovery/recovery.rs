@@ -1,7 +1,7 @@
 //! Measures recovery beside Kafka's own loader and beside a bare read-and-checksum pass, and prints the ratios.
 //!
 //! ```text
-//! cargo run --release -p trimtab-bench -- [--rounds N] [--threads N] [--data DIR]... [SHAPE]...
+//! cargo run --release -p trimtab-bench-recovery -- [--rounds N] [--threads N] [--data DIR]... [SHAPE]...
 //! ```
 //!
 //! Shapes: `many-small`, `few-large`, `one-partition`, `mix`, `speed-up`, `kill`, `memory`; all by default. `--data` measures
