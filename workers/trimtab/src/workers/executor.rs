@@ -127,16 +127,12 @@ impl Executor {
             let topic = self.parts.inventory.observe(&decision.subject).await?;
             let after = topic.as_ref().map(state_of);
             let says = "the executor was stopped during the act; this was read after its restart";
-            let shown =
-                after.as_ref().is_none_or(|after| !decision.ledgers.iter().any(|id| after.ledgers.contains(id)));
-            let status = if shown { Status::Done } else { Status::Failed };
-            let ended = Ended {
-                status,
-                reasons: vec![reason("restart", says)],
-                before: before.clone(),
-                after,
-                unloaded: false,
-            };
+            let status = status_after_restart(decision, before.as_ref(), after.as_ref());
+            let mut reasons = vec![reason("restart", says)];
+            if after.is_none() {
+                reasons.push(reason("verify", "the topic does not exist any more"));
+            }
+            let ended = Ended { status, reasons, before: before.clone(), after, unloaded: false };
             let started = decision.decided_ms;
             self.finish(decision, ended, started, out).await?;
         }
@@ -153,8 +149,14 @@ impl Executor {
         // Apart: a guard in the match would be held through the whole act.
         let known = self.intents.lock().await.get(&key).copied();
         let ended = match known {
-            // It came again after a crash or a lost acknowledgement: it is done, and its outcome is recorded.
-            Some(_) => Ended::skipped("repeated", "it was carried out before"),
+            // It came again after a crash or a lost acknowledgement: it is done, and its outcome is recorded. Whether it was
+            // published as well nobody knows.
+            Some(recorded) => {
+                if recorded {
+                    self.publish_recorded(&key, out).await?;
+                }
+                Ended::skipped("repeated", "it was carried out before")
+            }
             None => self.attempt(decision).await?,
         };
         self.finish(decision, ended, started, out).await
@@ -245,7 +247,6 @@ impl Executor {
 
     async fn finish(&self, decision: &Decision, ended: Ended, started_ms: i64, out: &Out) -> Result<Outcome, Failure> {
         let outcome = self.outcome(decision, ended, started_ms);
-        let span = Span::current();
         if outcome.reasons.iter().all(|reason| reason.rule != "repeated") {
             let body = serde_json::to_value(&outcome).map_err(|e| Failure::new(Class::Bug, e))?;
             let entry = Entry {
@@ -257,12 +258,7 @@ impl Executor {
             };
             self.written(self.parts.journal.write(entry).await)?;
             self.intents.lock().await.insert(intent_key(decision), true);
-            let id = event_id("outcome", &[&intent_key(decision), &self.parts.instance, &started_ms.to_string()]);
-            let now = timestamp(self.now_ms());
-            let trace = telemetry::trace_of(&span);
-            let mut event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, outcome.clone())?;
-            self.parts.signer.sign(&mut event).map_err(|e| Failure::new(Class::Bug, e))?;
-            out.emit(&event).await?;
+            self.publish(&outcome, out).await?;
         }
         if let Some(due_ms) = outcome.revisit_ms.filter(|_| outcome.status != Status::Skipped) {
             let revisit = Revisit { target: self.parts.target.clone(), subject: decision.subject.clone(), due_ms };
@@ -277,6 +273,31 @@ impl Executor {
             "outcome"
         );
         Ok(outcome)
+    }
+
+    /// Publishes an outcome. The same one has the same id, however often it is published.
+    async fn publish(&self, outcome: &Outcome, out: &Out) -> Result<(), Failure> {
+        let key = format!("{}/{}", outcome.decision, outcome.scan.id);
+        let id = event_id("outcome", &[&key, &outcome.executor, &outcome.started_ms.to_string()]);
+        let now = timestamp(self.now_ms());
+        let trace = telemetry::trace_of(&Span::current());
+        let mut event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, outcome.clone())?;
+        self.parts.signer.sign(&mut event).map_err(|e| Failure::new(Class::Bug, e))?;
+        out.emit(&event).await.map(|_| ())
+    }
+
+    /// Publishes what the record says came of an act: the process may have ended between recording and publishing.
+    async fn publish_recorded(&self, key: &str, out: &Out) -> Result<(), Failure> {
+        let mut found = None;
+        journal::read(self.parts.journal.path(), |record| {
+            if record.kind == RecordKind::Outcome && outcome_key(&record.body) == key {
+                found = serde_json::from_value::<Outcome>(record.body).ok();
+            }
+        })?;
+        match found {
+            Some(outcome) => self.publish(&outcome, out).await,
+            None => Ok(()),
+        }
     }
 
     fn outcome(&self, decision: &Decision, ended: Ended, started_ms: i64) -> Outcome {
@@ -320,6 +341,15 @@ fn intent_of(body: &serde_json::Value) -> String {
 fn outcome_key(body: &serde_json::Value) -> String {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     format!("{}/{}", text(&body["decision"]), text(&body["scan"]["id"]))
+}
+
+/// What came of an act that a crash interrupted, as far as the metadata tells.
+fn status_after_restart(decision: &Decision, before: Option<&TopicState>, after: Option<&TopicState>) -> Status {
+    let Some(after) = after else { return Status::Failed };
+    let changed = before.is_none_or(|before| before.ledgers != after.ledgers);
+    let shown = !decision.ledgers.iter().any(|id| after.ledgers.contains(id));
+    // Where no ledger was to go, the visit shows in the list alone.
+    if shown && (changed || !decision.ledgers.is_empty()) { Status::Done } else { Status::Failed }
 }
 
 /// How a decision made now differs from the one that was to be carried out; none when it still says the same.
