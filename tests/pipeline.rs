@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use trimtab_tests::java::JavaClient;
 use trimtab_tests::mess::{Fate, Mess};
-use trimtab_tests::trimtab::{run, start};
+use trimtab_tests::roles::{Role, Roles, Settings};
+use trimtab_tests::trimtab::run;
 use trimtab_tests::zk_proxy::ZkProxy;
 
 /// Policies of topics, which only brokers and `__change_events` know.
@@ -135,54 +136,6 @@ fn a_run_in_one_process_frees_exactly_what_is_due() {
     assert_eq!(lost(&after, &lists(&mut client), "persistent://attic/week/caught-up"), BTreeSet::new(), "{again:?}");
 }
 
-/// Roles as processes of their own, with their keys.
-struct Roles {
-    processes: Vec<trimtab_tests::process::Process>,
-}
-
-impl Roles {
-    fn start(state: &Path, nats: &str, from: &str, policies: &str, otlp: &str) -> Roles {
-        let key = |name: &str| {
-            let file = state.join(format!("{name}.seed")).display().to_string();
-            let public = run(state, &["keys", "new", &file]).exits(0).out.trim().to_owned();
-            (file, public)
-        };
-        let (decider, decider_public) = key("decider");
-        let (executor, executor_public) = key("executor");
-        let own = |name: &str, args: &[&str]| {
-            let folder = state.join(name);
-            std::fs::create_dir_all(&folder).unwrap();
-            start(name, &folder, args, &[("OTEL_EXPORTER_OTLP_ENDPOINT", otlp)]).unwrap()
-        };
-        let processes = vec![
-            own("audit", &["audit", "run", "--nats", nats, "--trust-executor", &executor_public]),
-            own("decider", &["decider", "--nats", nats, "--seed-file", &decider]),
-            own(
-                "executor",
-                &[
-                    "executor",
-                    "--apply",
-                    "--nats",
-                    nats,
-                    "--from",
-                    from,
-                    "--seed-file",
-                    &executor,
-                    "--trust-decider",
-                    &decider_public,
-                    "--topic-policies",
-                    policies,
-                ],
-            ),
-            own(
-                "scanner",
-                &["scanner", "--nats", nats, "--from", from, "--topic-policies", policies, "--max-share", "1"],
-            ),
-        ];
-        Roles { processes }
-    }
-}
-
 #[test]
 #[ignore = "needs Pulsar, BookKeeper, ZooKeeper, nats-server"]
 fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic() {
@@ -197,7 +150,8 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
     let from = format!("zk://{}", mess.rig.zk());
     let url = nats.url();
     let _ = run(state, &["nats", "setup", "--nats", &url]).exits(0);
-    let mut roles = Roles::start(state, &url, &from, &policies, &spans.url());
+    let settings = Settings { nats: url.clone(), from, policies: Some(policies), otlp: Some(spans.url()) };
+    let mut roles = Roles::start(state, settings).unwrap();
 
     let asked = run(state, &["scan", "--wait", "--nats", &url]).exits(0);
     let acts = asked.json()["proposed"]["acts"].as_u64().unwrap();
@@ -214,8 +168,8 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
     assert!(acted.iter().all(|a| a["status"] == "done"), "{acted:#?}");
 
     // They stop when told to, and export what they still have.
-    for process in &mut roles.processes {
-        assert!(process.stop().unwrap().success());
+    for role in Role::ALL {
+        assert!(roles.process(role).stop().unwrap().success());
     }
     for act in &acted {
         let trace = spans.trace(act["trace_id"].as_str().unwrap());

@@ -18,6 +18,7 @@ pub mod ports;
 pub mod process;
 pub mod proxy;
 pub mod pulsar;
+pub mod roles;
 pub mod trimtab;
 pub mod zk_proxy;
 

@@ -135,18 +135,15 @@ impl Executor {
         let lost = || Failure::new(Class::Bug, format!("the record has no intent {key}"));
         let body = self.recorded(RecordKind::Intent, key)?.ok_or_else(lost)?;
         let decision: Decision = serde_json::from_value(body["decision"].clone()).map_err(|_| lost())?;
-        let before = serde_json::from_value(body["before"].clone()).ok();
+        let before: Option<TopicState> = serde_json::from_value(body["before"].clone()).ok();
         let topic = self.parts.inventory.observe(&decision.subject).await?;
         let after = topic.as_ref().map(state_of);
-        let shown = after.as_ref().is_some_and(|after| !decision.ledgers.iter().any(|id| after.ledgers.contains(id)));
-        let says = "its executor was stopped during the act; this was read afterwards";
-        let ended = Ended {
-            status: if shown { Status::Done } else { Status::Failed },
-            reasons: vec![reason("restart", says)],
-            before,
-            after,
-            unloaded: false,
-        };
+        let status = status_after_restart(&decision, before.as_ref(), after.as_ref());
+        let mut reasons = vec![reason("restart", "its executor was stopped during the act; this was read afterwards")];
+        if after.is_none() {
+            reasons.push(reason("verify", "the topic does not exist any more"));
+        }
+        let ended = Ended { status, reasons, before, after, unloaded: false };
         self.finish(&decision, ended, decision.decided_ms, out).await
     }
 
@@ -375,6 +372,15 @@ fn intent_of(body: &serde_json::Value) -> String {
 fn outcome_key(body: &serde_json::Value) -> String {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     format!("{}/{}", text(&body["decision"]), text(&body["scan"]["id"]))
+}
+
+/// What came of an act that a crash interrupted, as far as the metadata tells.
+fn status_after_restart(decision: &Decision, before: Option<&TopicState>, after: Option<&TopicState>) -> Status {
+    let Some(after) = after else { return Status::Failed };
+    let changed = before.is_none_or(|before| before.ledgers != after.ledgers);
+    let shown = !decision.ledgers.iter().any(|id| after.ledgers.contains(id));
+    // Where no ledger was to go, the visit shows in the list alone.
+    if shown && (changed || !decision.ledgers.is_empty()) { Status::Done } else { Status::Failed }
 }
 
 /// How a decision made now differs from the one that was to be carried out; none when it still says the same.

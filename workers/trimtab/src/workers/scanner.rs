@@ -33,7 +33,7 @@ const PAGE: usize = 32;
 /// Bytes of candidates in one page.
 const PAGE_BYTES: usize = 256 * 1024;
 /// Tries of one shard before it is reported as failed.
-const SHARD_TRIES: u64 = 3;
+pub(crate) const SHARD_TRIES: u64 = 3;
 
 /// What a scanner is made of.
 pub struct ScannerParts {
