@@ -201,12 +201,7 @@ impl Zk {
         Ok(client)
     }
 
-    async fn request<T, F>(
-        &self,
-        what: &'static str,
-        path: &str,
-        call: impl Fn(zk::Client) -> F,
-    ) -> Result<Option<T>>
+    async fn request<T, F>(&self, what: &'static str, path: &str, call: impl Fn(zk::Client) -> F) -> Result<Option<T>>
     where
         F: Future<Output = std::result::Result<T, zk::Error>>,
     {
