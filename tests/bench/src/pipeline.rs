@@ -139,7 +139,7 @@ async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64) -> Resul
     let run = Uuid::now_v7().simple().to_string();
     let (before, server_before) = (measure::cpu_of(std::process::id()), measure::cpu_of(server));
     let (started, now_ms) = (Instant::now(), clock.now_ms());
-    let due = |n: u64| n.is_multiple_of(one_in);
+    let due = move |n: u64| n.is_multiple_of(one_in);
     let pages = stream::iter((0..candidates).step_by(PAGE as usize)).map(|first| {
         let (bus, run) = (bus.clone(), run.clone());
         async move {

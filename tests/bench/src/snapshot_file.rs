@@ -131,7 +131,8 @@ fn topic(to: &mut Writer, shard: &str, index: u64) -> Result<()> {
     let last = first_ledger + LEDGERS - 1;
     let digits = format!("{last:010}");
     let ledger = format!("/ledgers/{}/{}/L{}", &digits[..2], &digits[2..6], &digits[6..]);
-    to.node(&ledger, &ledger_metadata(to.random(), shard, &name, newest), 0, newest, "")?;
+    let metadata = ledger_metadata(to.random(), shard, &name, newest);
+    to.node(&ledger, &metadata, 0, newest, "")?;
     let path = format!("/managed-ledgers/{shard}/persistent/{name}");
     to.node(&path, &list.0, 1, newest, "")?;
     let cursor = Proto::default().int(1, -1).int(2, last).int(3, 4).int(6, newest);

@@ -37,7 +37,7 @@ pub(super) struct Line<'a> {
     order: Option<Cow<'a, str>>,
     #[serde(default, borrow)]
     source: Option<Cow<'a, str>>,
-    #[serde(default)]
+    #[serde(default, rename = "taken_ms")]
     taken_ms: Option<i64>,
     #[serde(default)]
     end: Option<u64>,
