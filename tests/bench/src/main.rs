@@ -16,7 +16,7 @@ const USAGE: &str = "usage: bench COMMAND [NAME=VALUE...]
   limiter   seconds=60 limit=200    operations counted at ZooKeeper, one scanner process and two
   snapshot  rounds=3 small=100000 large=1000000 folder=DIR
                                     plan from a generated file against gzip -dc of it
-  pipeline  rounds=5 candidates=320000 keyed=30000
+  pipeline  rounds=5 candidates=320000 keyed=30000 deciders=16 acts=128
                                     candidates over JetStream against nats bench
   generate  topics=N file=FILE      only writes a snapshot file";
 

@@ -120,7 +120,7 @@ struct Ran {
 }
 
 /// Sends so many candidates through, every `one_in`-th of which is due. Ends when all pages and decisions are settled.
-async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64) -> Result<Ran> {
+async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64, at_once: [usize; 2]) -> Result<Ran> {
     let options = BusOptions { queue_events: candidates * 2 + 10_000, ..BusOptions::default() };
     let options = NatsOptions { servers: vec![url.to_owned()], create: false, bus: options, ..NatsOptions::default() };
     let bus = Arc::new(JetStream::connect(options).await?);
@@ -131,7 +131,7 @@ async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64) -> Resul
     let policy = Policy::new(PolicyConfig::default(), "bench")?;
     let decider = Arc::new(Decider::new(policy, signer, clock.clone(), "bench", metrics.clone()));
     let mut loops = Vec::new();
-    for (worker, at_once) in [(decider as Arc<dyn Worker>, 4), (executor.clone(), 8)] {
+    for (worker, at_once) in [(decider as Arc<dyn Worker>, at_once[0]), (executor.clone(), at_once[1])] {
         let options = LoopOptions { at_once, ..LoopOptions::default() };
         loops.push(tokio::spawn(worker::run(worker, bus.clone(), options, metrics.clone(), stop.clone())));
     }
@@ -225,6 +225,7 @@ fn show(what: &str, candidates: u64, ran: &Ran) -> f64 {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let rounds = options.number("rounds", 5)?;
     let (in_pages, keyed) = (options.number("candidates", 320_000)?, options.number("keyed", 30_000)?);
+    let at_once = [options.number("deciders", 16)? as usize, options.number("acts", 128)? as usize];
     // As `nats bench` is usually run: the server syncs when it likes.
     let mut rig = NatsRig::builder().sync_interval("2m").start()?;
     let (url, server) = (rig.url(), rig.process(0)?.pid());
@@ -244,8 +245,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for _ in 0..rounds {
         let single = peer(&url, 50_000, one)?;
         let page = peer(&url, 5_000, whole)?;
-        let usual = show("pages of 32, 1 % act", in_pages, &runtime.block_on(pipeline(&url, server, in_pages, 100))?);
-        let all = show("all act, keyed", keyed, &runtime.block_on(pipeline(&url, server, keyed, 1))?);
+        let usual =
+            show("pages of 32, 1 % act", in_pages, &runtime.block_on(pipeline(&url, server, in_pages, 100, at_once))?);
+        let all = show("all act, keyed", keyed, &runtime.block_on(pipeline(&url, server, keyed, 1, at_once))?);
         let composite = 1.0 / (2.0 / single.publish + 2.0 / single.consume);
         println!(
             "  nats bench: {one} bytes P {:.0}/s C {:.0}/s (1/(2/P+2/C) {composite:.0}/s); {whole} bytes P {:.0}/s C {:.0}/s",
