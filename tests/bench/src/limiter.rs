@@ -120,6 +120,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     case.watch("two scanner processes, one scan", seconds, limit)?;
     drop(case);
 
+    // Streams that others made may have other limits.
+    let nats = NatsRig::single()?;
     let mut case = Case::new(&rig)?;
     let ourselves = std::env::current_exe()?;
     for name in ["a", "b"] {
