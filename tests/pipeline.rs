@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use trimtab_tests::java::JavaClient;
 use trimtab_tests::mess::{Fate, Mess};
-use trimtab_tests::trimtab::{run, start};
+use trimtab_tests::roles::{Role, Roles, Settings};
+use trimtab_tests::trimtab::run;
 use trimtab_tests::zk_proxy::ZkProxy;
 
 /// Policies of topics, which only brokers and `__change_events` know.
@@ -60,7 +61,7 @@ fn as_fated(before: &Lists, after: &Lists) -> BTreeSet<i64> {
 
 fn exists_in_bookkeeper(client: &mut JavaClient, id: i64) -> bool {
     let digits = format!("{id:010}");
-    client.run(&format!("stat /ledgers/{}/{}/L{}", &digits[..2], &digits[2..6], &digits[6..])).is_ok()
+    client.run(&format!("stat /ledgers/{}/{}/L{}", &digits[..2], &digits[2..6], &digits[6..])).unwrap() != "none"
 }
 
 fn audit(state: &Path) -> Vec<Value> {
@@ -135,54 +136,6 @@ fn a_run_in_one_process_frees_exactly_what_is_due() {
     assert_eq!(lost(&after, &lists(&mut client), "persistent://attic/week/caught-up"), BTreeSet::new(), "{again:?}");
 }
 
-/// Roles as processes of their own, with their keys.
-struct Roles {
-    processes: Vec<trimtab_tests::process::Process>,
-}
-
-impl Roles {
-    fn start(state: &Path, nats: &str, from: &str, policies: &str, otlp: &str) -> Roles {
-        let key = |name: &str| {
-            let file = state.join(format!("{name}.seed")).display().to_string();
-            let public = run(state, &["keys", "new", &file]).exits(0).out.trim().to_owned();
-            (file, public)
-        };
-        let (decider, decider_public) = key("decider");
-        let (executor, executor_public) = key("executor");
-        let own = |name: &str, args: &[&str]| {
-            let folder = state.join(name);
-            std::fs::create_dir_all(&folder).unwrap();
-            start(name, &folder, args, &[("OTEL_EXPORTER_OTLP_ENDPOINT", otlp)]).unwrap()
-        };
-        let processes = vec![
-            own("audit", &["audit", "run", "--nats", nats, "--trust-executor", &executor_public]),
-            own("decider", &["decider", "--nats", nats, "--seed-file", &decider]),
-            own(
-                "executor",
-                &[
-                    "executor",
-                    "--apply",
-                    "--nats",
-                    nats,
-                    "--from",
-                    from,
-                    "--seed-file",
-                    &executor,
-                    "--trust-decider",
-                    &decider_public,
-                    "--topic-policies",
-                    policies,
-                ],
-            ),
-            own(
-                "scanner",
-                &["scanner", "--nats", nats, "--from", from, "--topic-policies", policies, "--max-share", "1"],
-            ),
-        ];
-        Roles { processes }
-    }
-}
-
 #[test]
 #[ignore = "needs Pulsar, BookKeeper, ZooKeeper, nats-server"]
 fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic() {
@@ -197,7 +150,8 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
     let from = format!("zk://{}", mess.rig.zk());
     let url = nats.url();
     let _ = run(state, &["nats", "setup", "--nats", &url]).exits(0);
-    let mut roles = Roles::start(state, &url, &from, &policies, &spans.url());
+    let settings = Settings { nats: url.clone(), from, policies: Some(policies), otlp: Some(spans.url()) };
+    let mut roles = Roles::start(state, settings).unwrap();
 
     let asked = run(state, &["scan", "--wait", "--nats", &url]).exits(0);
     let acts = asked.json()["proposed"]["acts"].as_u64().unwrap();
@@ -214,8 +168,8 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
     assert!(acted.iter().all(|a| a["status"] == "done"), "{acted:#?}");
 
     // They stop when told to, and export what they still have.
-    for process in &mut roles.processes {
-        assert!(process.stop().unwrap().success());
+    for role in Role::ALL {
+        assert!(roles.process(role).stop().unwrap().success());
     }
     for act in &acted {
         let trace = spans.trace(act["trace_id"].as_str().unwrap());
@@ -226,5 +180,55 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
         assert!(names.iter().any(|name| name.starts_with("act ")), "{}: {names:?}", act["subject"]);
         let roles: BTreeSet<&str> = trace.iter().map(|span| span.role.as_str()).collect();
         assert!(roles.is_superset(&BTreeSet::from(["scanner", "decider", "executor"])), "{roles:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
+fn brokers_that_ask_for_tokens_and_tls_are_followed_to_the_owner() {
+    use trimtab_tests::pulsar::{PulsarRig, SUPERUSER};
+    let rig = PulsarRig::builder().two_brokers().tokens().tls().start().unwrap();
+    let tenant = Some(r#"{"allowedClusters":["rig"]}"#);
+    rig.rest("PUT", "tenants/acme", tenant).unwrap().ok().unwrap();
+    rig.rest("PUT", "namespaces/acme/n", None).unwrap().ok().unwrap();
+    let mut client = rig.client().unwrap();
+    let topics: Vec<String> = (0..6).map(|i| format!("acme/n/t{i}")).collect();
+    for topic in &topics {
+        client.run(&format!("produce {topic} 25 100")).unwrap();
+    }
+    // Without retention, everything of an unloaded topic without subscriptions is due.
+    rig.rest("PUT", "namespaces/acme/n/unload", None).unwrap().ok().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path();
+    let token = |role: &str| {
+        let path = state.join(format!("{role}.token"));
+        std::fs::write(&path, rig.token(role).unwrap()).unwrap();
+        path.display().to_string()
+    };
+    let (from, ca, url) = (format!("zk://{}", rig.zk()), rig.ca().display().to_string(), rig.web_tls());
+    // `__change_events` is loaded and its last ledger open, so whether topics have policies is not known from the metadata.
+    let unknown = run(state, &["plan", "--from", &from, "--namespace", "acme/n", "--explain"]).exits(0);
+    assert!(unknown.out.contains("topic policies unknown") && unknown.out.contains("0 acts"), "{}", unknown.out);
+    let none = state.join("none.json").display().to_string();
+    std::fs::write(&none, "{}").unwrap();
+    let run_as = |role: &str| {
+        let token = token(role);
+        let args = ["run", "--apply", "--from", &from, "--namespace", "acme/n", "--max-share", "1", "--admin", &url];
+        run(state, &[&args[..], &["--ca-file", &ca, "--token-file", &token, "--topic-policies", &none]].concat())
+    };
+    let mut left = || -> usize {
+        topics.iter().map(|t| client.listed(&Mess::managed_ledger(&format!("persistent://{t}"))).unwrap().len()).sum()
+    };
+    let before = left();
+    // A role without rights frees nothing, and is told what it lacks.
+    let refused = run_as("nobody").exits(1);
+    assert!(refused.out.contains("check the token"), "{refused:?}");
+    assert_eq!(left(), before);
+    let ran = run_as(SUPERUSER).exits(0);
+    assert!(left() <= topics.len(), "{} ledgers are left of {before}: {ran:?}", left());
+    let secret = rig.token(SUPERUSER).unwrap();
+    assert!(!ran.err.contains(&secret) && !ran.out.contains(&secret));
+    for entry in std::fs::read_dir(state.join("audit")).unwrap() {
+        assert!(!std::fs::read_to_string(entry.unwrap().path()).unwrap().contains(&secret));
     }
 }

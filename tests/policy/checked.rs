@@ -11,6 +11,7 @@ use super::space::{MIB, NOW, asked, candidates};
 use super::{config, context, decided, rule, unprotected};
 
 type Case = (Decision, LedgerCandidate, i64);
+type Add<'a> = dyn FnMut(&'static str, &dyn Fn(&mut Case)) + 'a;
 
 /// Every way in which a decision can be wrong for a topic, as far as this one can.
 fn damaged(good: &Decision, topic: &LedgerCandidate) -> Vec<(&'static str, Case)> {
@@ -75,7 +76,7 @@ fn damaged(good: &Decision, topic: &LedgerCandidate) -> Vec<(&'static str, Case)
     all
 }
 
-fn with_ledgers(good: &Decision, topic: &LedgerCandidate, add: &mut dyn FnMut(&'static str, &dyn Fn(&mut Case))) {
+fn with_ledgers(good: &Decision, topic: &LedgerCandidate, add: &mut Add<'_>) {
     let list = topic.ledgers.present().map_or(&[][..], Vec::as_slice);
     let (first, highest) = (good.ledgers[0], good.ledgers[good.ledgers.len() - 1]);
     let last_id = list.last().map(|info| info.id);

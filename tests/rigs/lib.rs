@@ -10,6 +10,7 @@
 pub mod cache;
 pub mod http;
 pub mod java;
+pub mod kafka;
 pub mod mess;
 pub mod nats;
 pub mod otlp;
@@ -17,6 +18,7 @@ pub mod ports;
 pub mod process;
 pub mod proxy;
 pub mod pulsar;
+pub mod roles;
 pub mod trimtab;
 pub mod zk_proxy;
 

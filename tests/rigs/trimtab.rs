@@ -1,10 +1,11 @@
 //! The `trimtab` binary itself: run to its end, or as a role that goes on.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Process, Spec};
 
@@ -67,11 +68,53 @@ impl Ended {
 /// # Panics
 /// When it cannot be started.
 pub fn run(state: &Path, args: &[&str]) -> Ended {
+    begin(state, args, &[]).wait()
+}
+
+/// A run that goes on while the test does something to it.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+}
+
+/// Begins a run; [`Running::wait`] gives what [`run`] gives.
+///
+/// # Panics
+/// When it cannot be started.
+pub fn begin(state: &Path, args: &[&str], env: &[(&str, &str)]) -> Running {
     let mut command = Command::new(binary());
     command.args(args).arg("--state-dir").arg(state).stdin(Stdio::null()).env("NO_COLOR", "1");
-    let output = command.output().expect("starting trimtab");
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ended { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
+    command.envs(env.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running { child: command.spawn().expect("starting trimtab") }
+}
+
+impl Running {
+    /// Whether it has not ended yet.
+    ///
+    /// # Panics
+    /// When the system does not say.
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().expect("looking at trimtab").is_none()
+    }
+
+    /// Asks it to stop (SIGTERM).
+    ///
+    /// # Panics
+    /// When it cannot be asked.
+    pub fn stop(&self) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process id");
+        kill_process(pid, Signal::TERM).expect("stopping trimtab");
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When its output cannot be read.
+    pub fn wait(self) -> Ended {
+        let output = self.child.wait_with_output().expect("waiting for trimtab");
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ended { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
+    }
 }
 
 /// Starts it as a process that goes on, logging to `<state>/<name>.log`.

@@ -11,7 +11,7 @@ pub const NOT_READ: &str = "not read";
 /// `Unknown` always keeps: an error, a partial listing, a value that could not be decoded or was not read is `Unknown`,
 /// never `Absent`. `Absent` is said only when a complete read shows that the thing is not there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "is", content = "value", rename_all = "snake_case")]
+#[serde(tag = "is", content = "value", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Evidence<T> {
     /// It is there, and this is it.
     Present(T),

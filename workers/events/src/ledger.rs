@@ -1,12 +1,20 @@
 //! `candidate.ledger`: the ledgers of a topic and everything that decides what may happen to them.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{Evidence, ScanRef};
 
 /// The most candidates one page holds.
 pub const MAX_PAGE: usize = 64;
+
+/// Reads a variant that holds nothing. `deny_unknown_fields` does not reach those of a tagged enum.
+fn nothing_more<'de, D: Deserializer<'de>>(from: D) -> Result<(), D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+    Nothing::deserialize(from).map(|Nothing {}| ())
+}
 
 /// Up to [`MAX_PAGE`] candidates of one shard, in one event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -89,6 +97,7 @@ pub enum TopicClass {
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Partition {
     /// Its name does not end in `-partition-<number>`.
+    #[serde(deserialize_with = "nothing_more")]
     None,
     /// A partition of this number.
     Of {
@@ -140,6 +149,7 @@ pub enum LastLedger {
         why: String,
     },
     /// BookKeeper does not know it.
+    #[serde(deserialize_with = "nothing_more")]
     Missing,
     /// Closed.
     Closed {
@@ -151,6 +161,7 @@ pub enum LastLedger {
         closed_ms: i64,
     },
     /// Open, or in recovery: a broker writes it, or died with it.
+    #[serde(deserialize_with = "nothing_more")]
     Open,
 }
 
@@ -159,10 +170,13 @@ pub enum LastLedger {
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Loaded {
     /// No: the last ledger is closed, or there is none.
+    #[serde(deserialize_with = "nothing_more")]
     No,
     /// Yes: the last ledger is open and younger than its bundle's owner.
+    #[serde(deserialize_with = "nothing_more")]
     Yes,
     /// No, but a broker died with it: the last ledger is open and no present owner made it.
+    #[serde(deserialize_with = "nothing_more")]
     LeftOver,
     /// It cannot be told.
     Unknown {

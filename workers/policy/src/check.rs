@@ -184,14 +184,13 @@ fn entries_of(topic: &LedgerCandidate, id: i64) -> Option<i64> {
 }
 
 fn closed_of(topic: &LedgerCandidate, id: i64) -> Option<i64> {
-    let list = topic.ledgers.present()?;
-    let listed = list.iter().find(|info| info.id == id)?.closed_ms;
-    match &topic.last {
-        LastLedger::Closed { closed_ms, .. } if listed <= 0 && list.last().is_some_and(|l| l.id == id) => {
-            Some(*closed_ms)
-        }
-        _ => Some(listed).filter(|closed| *closed > 0),
-    }
+    let info = topic.ledgers.present()?.iter().find(|info| info.id == id)?;
+    let closed_ms = match &topic.last {
+        LastLedger::Closed { closed_ms, .. } if is_last(topic, info) && info.closed_ms <= 0 => *closed_ms,
+        _ => info.closed_ms,
+    };
+    // No moment, whoever says it.
+    Some(closed_ms).filter(|closed| *closed > 0)
 }
 
 /// Bytes that are known to be in a ledger after loading.

@@ -359,7 +359,11 @@ impl Config {
             .collect();
         let environment = environment.source(Some(own.into_iter().collect()));
         let built = sources.add_source(environment).build().map_err(|e| ConfigError(e.to_string()))?;
-        let config: Config = built.try_deserialize().map_err(|e| ConfigError(e.to_string()))?;
+        let mut config: Config = built.try_deserialize().map_err(|e| ConfigError(e.to_string()))?;
+        // An empty variable is a list with nothing in it, not with one empty name.
+        for list in [&mut config.keys.trusted_deciders, &mut config.keys.trusted_executors, &mut config.pulsar.admin] {
+            list.retain(|entry| !entry.is_empty());
+        }
         config.check()?;
         Ok(config)
     }

@@ -1,11 +1,14 @@
 //! Planning: reads, decides, and hands the items over one after the other. Nothing is called, nothing is kept.
 
+use std::time::Duration;
+
 use futures::StreamExt;
+use tracing::warn;
 use trimtab_events::{PlanItem, ScanRef, ScanReport, Scope, TopicClass, Verdict};
 use trimtab_policy::{Context, Policy, check, decide, needs};
-use trimtab_targets::{Inventory, Item, Reads, TargetError};
+use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 
-use crate::workers::count;
+use crate::workers::{SHARD_TRIES, count};
 
 /// What a plan is made from.
 pub struct Planning<'a> {
@@ -24,7 +27,7 @@ pub struct Planning<'a> {
 }
 
 /// What a plan found, apart from its items.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Planned {
     /// The counts.
     pub report: ScanReport,
@@ -67,14 +70,28 @@ impl Planning<'_> {
         // A snapshot is one shard and cannot be sorted in memory; a namespace can.
         let whole = shards.iter().any(String::is_empty);
         for shard in shards {
-            let mut items = Vec::new();
-            let read = self
-                .shard(&shard, scan, &mut planned, &mut |item| if whole { each(item) } else { items.push(item) })
-                .await;
-            match read {
-                Ok(()) => planned.report.shards += 1,
-                Err(e) if whole => return Err(e),
-                Err(e) => planned.problem(format!("namespace {shard} could not be read: {e}")),
+            let (mut items, mut tries) = (Vec::new(), 0);
+            let before = planned.clone();
+            loop {
+                let read = self
+                    .shard(&shard, scan, &mut planned, &mut |item| if whole { each(item) } else { items.push(item) })
+                    .await;
+                tries += 1;
+                match read {
+                    Ok(()) => planned.report.shards += 1,
+                    Err(e) if whole => return Err(e),
+                    Err(e) => {
+                        // Nothing is planned from a broken pass: what it found goes.
+                        (planned, _) = (before.clone(), items.clear());
+                        if e.class() == Class::Transient && tries < SHARD_TRIES {
+                            warn!(shard, error = %e, "reading a namespace failed; reading it again");
+                            tokio::time::sleep(Duration::from_secs(tries)).await;
+                            continue;
+                        }
+                        planned.problem(format!("namespace {shard} could not be read: {e}"));
+                    }
+                }
+                break;
             }
             items.sort_by(|a: &PlanItem, b| a.subject.cmp(&b.subject));
             items.into_iter().for_each(&mut *each);

@@ -34,8 +34,10 @@ impl Triggers {
     /// Asks for a scan; its id.
     ///
     /// # Errors
-    /// When the request could not be stored.
+    /// When the scope is not valid, or the request could not be stored.
     pub async fn scan(&self, scope: Scope, trigger: Trigger) -> Result<Uuid, Failure> {
+        // Whoever asks is told now; a scanner could only make it a dead letter.
+        trimtab_targets::pulsar::check_scope(&scope)?;
         let id = Uuid::now_v7();
         info!(scan = %id, %scope, ?trigger, "a scan is asked for");
         let body = ScanRequest { id, target: self.target.clone(), scope, trigger };

@@ -110,6 +110,11 @@ pub trait Worker: Send + Sync + 'static {
         Box::pin(futures::future::ready(true))
     }
 
+    /// How long what was begun may go on after the worker was told to stop. What is cut off then comes again.
+    fn grace(&self) -> Duration {
+        Duration::from_secs(25)
+    }
+
     /// Handles one event that fits its schema.
     fn handle<'a>(&'a self, event: &'a Event, body: Body, out: &'a Out) -> BoxFuture<'a, Result<(), Failure>>;
 }
@@ -144,6 +149,7 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let takers = TaskTracker::new();
+    let cut_off = CancellationToken::new();
     for number in 0..options.at_once.max(1) {
         let taker = Taker {
             number,
@@ -152,11 +158,16 @@ pub async fn run(
             options: options.clone(),
             metrics: metrics.clone(),
             stop: stop.clone(),
+            cut_off: cut_off.clone(),
         };
         takers.spawn(taker.run());
     }
     takers.close();
-    takers.wait().await;
+    tokio::select! { () = stop.cancelled() => {}, () = takers.wait() => return }
+    if tokio::time::timeout(worker.grace(), takers.wait()).await.is_err() {
+        cut_off.cancel();
+        takers.wait().await;
+    }
 }
 
 /// How often a worker that is not ready is asked again.
@@ -170,6 +181,7 @@ struct Taker {
     options: LoopOptions,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
+    cut_off: CancellationToken,
 }
 
 impl Taker {
@@ -197,7 +209,9 @@ impl Taker {
                         metrics: self.metrics.clone(),
                     };
                     // Apart, so that a panic ends only this one.
-                    let _ = tokio::spawn(async move { one.handle(delivery).await }).await;
+                    let cut_off = self.cut_off.clone();
+                    let handled = async move { cut_off.run_until_cancelled(one.handle(delivery)).await.is_some() };
+                    let _ = tokio::spawn(handled).await;
                 }
                 Err(BusError::Closed) => return,
                 Err(e) => {

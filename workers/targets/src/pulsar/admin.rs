@@ -122,6 +122,21 @@ struct Answer {
     body: Vec<u8>,
 }
 
+/// Why a call has no answer.
+struct Unanswered {
+    error: TargetError,
+    /// No connection was made: nobody can have carried it out.
+    unsent: bool,
+}
+
+impl From<TargetError> for Unanswered {
+    fn from(error: TargetError) -> Unanswered {
+        Unanswered { error, unsent: false }
+    }
+}
+
+type Answered<T> = std::result::Result<T, Unanswered>;
+
 impl Admin {
     /// A client.
     ///
@@ -207,7 +222,7 @@ impl Admin {
     }
 
     /// One request to one broker: in its turn, and none while it is left alone.
-    async fn send(&self, method: &Method, url: &Url, what: &str) -> Result<(Answer, Option<Url>)> {
+    async fn send(&self, method: &Method, url: &Url, what: &str) -> Answered<(Answer, Option<Url>)> {
         let broker = self.broker(url).await?;
         let closed = |e| TargetError::new(Class::Bug, what.to_owned(), e);
         let _slot = broker.slots.acquire().await.map_err(closed)?;
@@ -226,7 +241,7 @@ impl Admin {
         sent
     }
 
-    async fn send_once(&self, method: &Method, url: &Url, what: &str) -> Result<(Answer, Option<Url>)> {
+    async fn send_once(&self, method: &Method, url: &Url, what: &str) -> Answered<(Answer, Option<Url>)> {
         let mut request = self.http.request(method.clone(), url.clone());
         if let Some(token) = &self.options.token {
             request = request.bearer_auth(token);
@@ -243,7 +258,7 @@ impl Admin {
             } else {
                 chain(&e)
             };
-            TargetError::new(Class::Transient, what.to_owned(), why)
+            Unanswered { error: TargetError::new(Class::Transient, what.to_owned(), why), unsent: e.is_connect() }
         };
         let response = request.send().await.map_err(failed)?;
         let status = response.status();
@@ -271,36 +286,31 @@ impl Admin {
         for other in urls {
             // Another broker is asked only when nothing was sent: an unanswered call may have been carried out.
             match &tried {
-                Err(e) if e.why.contains("connect") => tried = self.call_from(&other, &method, path, what).await,
+                Err(e) if e.unsent => tried = self.call_from(&other, &method, path, what).await,
                 _ => break,
             }
         }
-        tried
+        tried.map_err(|e| e.error)
     }
 
-    async fn call_from(&self, base: &Url, method: &Method, path: &str, what: &str) -> Result<Answer> {
+    async fn call_from(&self, base: &Url, method: &Method, path: &str, what: &str) -> Answered<Answer> {
         let mut url =
             base.join(&format!("/admin/v2/{path}")).map_err(|e| TargetError::new(Class::Bug, what.to_owned(), e))?;
         for _ in 0..=MAX_REDIRECTS {
             let (answer, redirect) = self.send(method, &url, what).await?;
             let Some(to) = redirect else { return Ok(answer) };
-            let known = host_of(&to).is_some();
-            let allowed = match host_of(&to) {
-                Some(pair) => self.allowed.lock().await.contains(&pair),
-                None => false,
-            };
-            if !known || !allowed || (url.scheme() == "https" && to.scheme() != "https") {
+            if !may_follow(&url, &to, &self.allowed.lock().await) {
                 let why = format!(
                     "{url} redirects to {}, which is not a known broker (or not https any more); nothing was sent there. If it \
                      is one, add it to allowed_hosts",
                     to.origin().ascii_serialization()
                 );
-                return Err(TargetError::new(Class::Refused, what.to_owned(), why));
+                return Err(TargetError::new(Class::Refused, what.to_owned(), why).into());
             }
             url = to;
         }
         let why = format!("more than {MAX_REDIRECTS} redirects: the brokers do not agree who owns it");
-        Err(TargetError::new(Class::Transient, what.to_owned(), why))
+        Err(TargetError::new(Class::Transient, what.to_owned(), why).into())
     }
 
     fn judge(&self, answer: &Answer, what: &str) -> Result<()> {
@@ -415,6 +425,15 @@ impl BackOff {
     }
 }
 
+/// Whether a redirect may be followed, credentials and all: to a known broker, and never from https to anything else.
+fn may_follow(from: &Url, to: &Url, allowed: &[(String, u16)]) -> bool {
+    let safe = match (from.scheme(), to.scheme()) {
+        (_, "https") => true,
+        (from, to) => from == "http" && to == "http",
+    };
+    safe && host_of(to).is_some_and(|pair| allowed.contains(&pair))
+}
+
 fn host_of(url: &Url) -> Option<(String, u16)> {
     Some((url.host_str()?.to_ascii_lowercase(), url.port_or_known_default()?))
 }
@@ -442,4 +461,36 @@ fn chain(e: &dyn std::error::Error) -> String {
         source = next.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirect_keeps_to_known_brokers_and_to_https() {
+        let url = |text: &str| Url::parse(text).unwrap();
+        let allowed: Vec<_> = ["http://a:8080", "https://a:8443", "http://b", "https://c"]
+            .iter()
+            .filter_map(|u| host_of(&url(u)))
+            .collect();
+        for (from, to, may) in [
+            ("http://a:8080/x", "http://b/x", true),
+            ("http://a:8080/x", "http://B:80/x", true),
+            ("http://a:8080/x", "https://c/x", true),
+            ("https://a:8443/x", "https://c:443/x", true),
+            // not https any more, to whichever port
+            ("https://a:8443/x", "http://a:8080/x", false),
+            ("https://a:8443/x", "http://a:8443/x", false),
+            // not known: another host, another port, a name that only looks alike
+            ("http://a:8080/x", "http://d/x", false),
+            ("http://a:8080/x", "http://a/x", false),
+            ("http://a:8080/x", "http://a:8080@d/x", false),
+            ("http://a:8080/x", "http://a:8080.d/x", false),
+            ("http://a:8080/x", "ftp://a:8080/x", false),
+        ] {
+            let Ok(to) = Url::parse(to) else { continue };
+            assert_eq!(may_follow(&url(from), &to, &allowed), may, "{from} -> {to}");
+        }
+    }
 }

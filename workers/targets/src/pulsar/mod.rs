@@ -21,4 +21,5 @@ pub use inventory::{AskPolicies, PulsarInventory};
 pub use metadata::{Undecodable, cursor_info, ledger_metadata, managed_ledger_info};
 pub use names::{TopicName, ledger_id, ledger_path};
 pub use policies::{TopicLevel, TopicPolicies, topic_policies_file};
+pub use scope::check_scope;
 pub use zk::{Connection, Tls, Zk, ZkOptions};

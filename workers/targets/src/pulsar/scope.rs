@@ -6,6 +6,14 @@ use trimtab_events::Scope;
 use super::names::TopicName;
 use crate::error::{Class, Result, TargetError};
 
+/// Says what is wrong with a scope, before anybody scans it.
+///
+/// # Errors
+/// When it names what is no topic or namespace, or a glob is not valid.
+pub fn check_scope(scope: &Scope) -> Result<()> {
+    ScopeFilter::new(scope).map(|_| ())
+}
+
 /// A scope that was found to be valid.
 #[derive(Debug)]
 pub(crate) struct ScopeFilter {

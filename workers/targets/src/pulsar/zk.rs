@@ -201,19 +201,22 @@ impl Zk {
         Ok(client)
     }
 
-    async fn request<T, F>(
-        &self,
-        what: &'static str,
-        path: &str,
-        call: impl FnOnce(zk::Client) -> F,
-    ) -> Result<Option<T>>
+    async fn request<T, F>(&self, what: &'static str, path: &str, call: impl Fn(zk::Client) -> F) -> Result<Option<T>>
     where
         F: Future<Output = std::result::Result<T, zk::Error>>,
     {
-        let client = self.session(self.next.fetch_add(1, Ordering::Relaxed)).await?;
-        self.pace.one().await;
         let error = |class, why: String| Err(TargetError::new(class, format!("{what} {path} in ZooKeeper"), why));
-        match tokio::time::timeout(self.options.request_timeout, call(client)).await {
+        let mut expired = 0;
+        let answer = loop {
+            let client = self.session(self.next.fetch_add(1, Ordering::Relaxed)).await?;
+            self.pace.one().await;
+            match tokio::time::timeout(self.options.request_timeout, call(client)).await {
+                // An outage ends every session at once, and the next request may meet any of them. Reading again is safe.
+                Ok(Err(zk::Error::SessionExpired)) if expired < self.sessions.len() => expired += 1,
+                answer => break answer,
+            }
+        };
+        match answer {
             Ok(Ok(value)) => Ok(Some(value)),
             Ok(Err(zk::Error::NoNode)) => Ok(None),
             Ok(Err(e @ (zk::Error::NoAuth | zk::Error::AuthFailed))) => {

@@ -9,6 +9,7 @@ use trimtab_events::Scope;
 
 use super::Usage;
 use super::broker_conf;
+use super::recover::RecoverArgs;
 use crate::config::{Config, RunMode, parse_bytes};
 
 /// Gives back the storage that log and ledger based messaging systems never reclaim by themselves.
@@ -84,6 +85,8 @@ pub enum Command {
     Run(RunArgs),
     /// Write the metadata that planning needs to a file
     Snapshot(SnapshotArgs),
+    /// Recover the log dirs of a stopped Kafka broker, in parallel, before it starts again
+    Recover(RecoverArgs),
     /// Ask running scanners for a scan, over NATS
     Scan(ScanArgs),
     /// Let a scan's decisions be carried out that a limit has stopped
@@ -325,10 +328,10 @@ pub struct RunArgs {
 #[derive(Debug, Default, ClapArgs)]
 pub struct BusArgs {
     /// Go over NATS: an address, or `spawn` to start a server for this process alone
-    #[arg(long, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL")]
     pub nats: Option<String>,
     /// Serve health, metrics and webhooks here (127.0.0.1:8222)
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, global = true, value_name = "ADDRESS")]
     pub http: Option<SocketAddr>,
 }
 

@@ -5,6 +5,7 @@ mod audit;
 mod broker_conf;
 mod misc;
 mod plan;
+mod recover;
 mod roles;
 mod run;
 mod runtime;
@@ -34,6 +35,19 @@ pub enum Exit {
     Partial = 4,
     /// There is something to reclaim (only with `--detailed-exitcode`).
     Changes = 5,
+}
+
+impl Exit {
+    /// From the exit code of a recovery, which means the same with other words.
+    fn from_recovery(code: u8) -> Exit {
+        match code {
+            0 => Exit::Done,
+            2 => Exit::Usage,
+            3 => Exit::Stopped,
+            4 => Exit::Partial,
+            _ => Exit::Failed,
+        }
+    }
 }
 
 impl From<Exit> for ExitCode {
@@ -104,6 +118,12 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
     match command {
         Command::Plan(plan) => plan::plan(context, plan).await,
         Command::Apply(apply) => plan::apply(context, apply).await,
+        Command::Recover(recover) => {
+            // Blocking work from its first to its last byte: a thread of its own, not one of the runtime's.
+            let json = context.json();
+            let code = tokio::task::spawn_blocking(move || recover::run(&recover, json)).await?;
+            Ok(Exit::from_recovery(code.map_err(|e| anyhow::Error::from(Usage(format!("{e:#}"))))?))
+        }
         Command::Snapshot(snapshot) => plan::snapshot(context, snapshot).await,
         Command::Run(run) => run::run(context, run).await,
         Command::Scan(scan) => run::scan(context, scan).await,

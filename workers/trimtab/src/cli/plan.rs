@@ -55,10 +55,12 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
         now_ms,
         explain: args.explain.is_some(),
     };
+    // Before anything else: a server that goes away in the middle costs what it had not told yet, not the whole plan.
+    let identity = inventory.identity().await?;
     let mut spool = Spool::new()?;
     let scan = ScanRef { id: Uuid::now_v7(), fence: 0 };
     let planned = planning.run(scan, &mut |item| spool.push(&item)).await?;
-    let head = head(&config, &policy, inventory.identity().await?, scope, now_ms, &planned);
+    let head = head(&config, &policy, identity, scope, now_ms, &planned);
     if let Some(file) = &args.out {
         let out = std::fs::File::create(file).with_context(|| format!("writing the plan {}", file.display()))?;
         spool.write(&head, &mut BufWriter::new(&out))?;

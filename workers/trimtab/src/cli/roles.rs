@@ -75,7 +75,7 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
         }
         Role::Audit => {
             let trusted = trusted(&config.keys.trusted_executors, "audit", "executors")?;
-            process.start_audit(runtime::journal(config, &file, clock)?, true, trusted);
+            process.start_audit(runtime::journal(config, &file, clock)?, true, trusted)?;
         }
     }
     process.start_http(context.registry.clone(), triggers).await?;

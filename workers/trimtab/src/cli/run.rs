@@ -143,9 +143,15 @@ impl Process {
         Ok(())
     }
 
-    pub(crate) fn start_audit(&self, journal: Arc<Journal>, outcomes: bool, trusted: Trusted) {
-        let audit = Audit::new(journal, outcomes, trusted, self.scans.clone(), self.metrics.clone());
+    pub(crate) fn start_audit(
+        &self,
+        journal: Arc<Journal>,
+        outcomes: bool,
+        trusted: Trusted,
+    ) -> Result<(), crate::journal::JournalError> {
+        let audit = Audit::new(journal, outcomes, trusted, self.scans.clone(), self.metrics.clone())?;
         self.start(Arc::new(audit), 16);
+        Ok(())
     }
 
     /// Starts the HTTP server, if one is configured.
@@ -270,7 +276,7 @@ async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<
     process.start_scanner(&live).await?;
     process.start_decider(decider)?;
     process.start_executor(&live, journal.clone(), deciders, executor).await?;
-    process.start_audit(journal, false, executors);
+    process.start_audit(journal, false, executors)?;
     process.start_http(context.registry.clone(), Some(process.triggers())).await?;
     let exit = match process.config.every {
         None => once(context, &process, scope).await?,
@@ -300,14 +306,20 @@ async fn once(context: &Context, process: &Process, scope: Scope) -> anyhow::Res
     };
     if let Some(why) = gate.closed() {
         eprintln!("stopped before the first act: {why}");
+        // Its decisions stay where they are; that it was stopped goes into the record.
+        settled(process, &[Role::Scanner, Role::Audit]).await?;
         return Ok(Exit::Stopped);
     }
-    settled(process).await?;
+    settled(process, &[Role::Scanner, Role::Decider, Role::Executor, Role::Audit]).await?;
     let tally = process.scans.tally(scan).await?;
     if context.json() {
         println!("{}", serde_json::json!({ "scan": scan, "proposed": gate.proposed, "tally": tally }));
     } else {
         println!("{}", table::tally(&tally));
+    }
+    let missing = gate.proposed.acts.saturating_sub(tally.statuses.values().sum());
+    if missing > 0 {
+        eprintln!("{missing} of {} proposed acts have no outcome; the log says why", gate.proposed.acts);
     }
     Ok(judged(&gate, &tally))
 }
@@ -316,6 +328,8 @@ fn judged(gate: &Gate, tally: &Tally) -> Exit {
     let of = |status: &str| tally.statuses.get(status).copied().unwrap_or(0);
     let all: u64 = tally.statuses.values().sum();
     match (of("done"), of("failed")) {
+        // Given up or not reached before the process was stopped: nobody may take that for a success.
+        _ if all < gate.proposed.acts => Exit::Partial,
         (done, 0) if done == all && !gate.incomplete => Exit::Done,
         (0, failed) if failed > 0 && failed == all => Exit::Failed,
         _ => Exit::Partial,
@@ -337,13 +351,13 @@ async fn ended(process: &Process, scan: Uuid) -> anyhow::Result<Option<Gate>> {
     }
 }
 
-/// Waits until nothing is on its way any more.
-async fn settled(process: &Process) -> anyhow::Result<()> {
+/// Waits until nothing is on its way to these any more.
+async fn settled(process: &Process, roles: &[Role]) -> anyhow::Result<()> {
     let mut quiet = 0;
     while quiet < 3 {
         let mut depth = 0;
-        for role in [Role::Decider, Role::Executor, Role::Audit] {
-            depth += process.wires.bus.depth(role).await?;
+        for role in roles {
+            depth += process.wires.bus.depth(*role).await?;
         }
         quiet = if depth == 0 { quiet + 1 } else { 0 };
         tokio::select! { () = process.stop.cancelled() => return Ok(()), () = tokio::time::sleep(LOOK_EVERY) => {} }

@@ -1,13 +1,15 @@
 //! Records what came of decisions and scans, and counts it for each scan. Believes only what a trusted executor signed.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
+use tokio::sync::Mutex;
 use trimtab_bus::Role;
-use trimtab_events::{Body, Event};
+use trimtab_events::{Body, Event, Outcome};
 use trimtab_targets::Class;
 
-use crate::journal::{Entry, Journal, RecordKind};
+use crate::journal::{self, Entry, Journal, JournalError, RecordKind};
 use crate::metrics::Metrics;
 use crate::scans::Scans;
 use crate::sign::Trusted;
@@ -22,13 +24,52 @@ pub struct Audit {
     trusted: Trusted,
     scans: Scans,
     metrics: Arc<Metrics>,
+    /// What this journal has already: an event comes again after a crash or a lost acknowledgement.
+    recorded: Mutex<HashSet<String>>,
 }
 
 impl Audit {
     /// Records into this journal: `outcomes` as well, unless executors of this process write the same one.
-    pub fn new(journal: Arc<Journal>, outcomes: bool, trusted: Trusted, scans: Scans, metrics: Arc<Metrics>) -> Audit {
-        Audit { journal, outcomes, trusted, scans, metrics }
+    ///
+    /// # Errors
+    /// When the journal cannot be read.
+    pub fn new(
+        journal: Arc<Journal>,
+        outcomes: bool,
+        trusted: Trusted,
+        scans: Scans,
+        metrics: Arc<Metrics>,
+    ) -> Result<Audit, JournalError> {
+        let mut recorded = HashSet::new();
+        journal::read(journal.path(), |record| match record.kind {
+            RecordKind::Scan => {
+                recorded.insert(record.id);
+            }
+            RecordKind::Outcome if outcomes => {
+                recorded.insert(key_of_outcome(&record.body));
+            }
+            _ => {}
+        })?;
+        Ok(Audit { journal, outcomes, trusted, scans, metrics, recorded: Mutex::new(recorded) })
     }
+
+    /// Writes it, unless it is there. Not under the lock: what waits is written together, and the bus hands the same event out
+    /// once at a time.
+    async fn once(&self, key: String, entry: Entry) -> Result<(), Failure> {
+        if self.recorded.lock().await.contains(&key) {
+            return Ok(());
+        }
+        self.journal.write(entry).await?;
+        self.recorded.lock().await.insert(key);
+        Ok(())
+    }
+}
+
+/// One outcome: the same decision may be judged by several executors, and again in a later scan.
+fn key_of_outcome(body: &serde_json::Value) -> String {
+    let part = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let parts = [&body["decision"], &body["scan"]["id"], &body["executor"], &body["started_ms"]];
+    parts.map(part).join("/")
 }
 
 impl Worker for Audit {
@@ -39,20 +80,22 @@ impl Worker for Audit {
     fn handle<'a>(&'a self, event: &'a Event, body: Body, _out: &'a Out) -> BoxFuture<'a, Result<(), Failure>> {
         async move {
             let trace_id = telemetry::trace_id(&tracing::Span::current());
-            let value = |body| serde_json::to_value(body).map_err(|e| Failure::new(Class::Bug, e));
+            let value = |outcome: &Outcome| serde_json::to_value(outcome).map_err(|e| Failure::new(Class::Bug, e));
             match body {
                 Body::Outcome(outcome) => {
                     self.trusted.check(event).map_err(|e| Failure::new(Class::Refused, e))?;
                     self.metrics.outcome(&outcome);
                     if self.outcomes {
+                        let body = value(&outcome)?;
+                        let key = key_of_outcome(&body);
                         let entry = Entry {
                             kind: RecordKind::Outcome,
                             id: outcome.decision.to_string(),
                             subject: outcome.subject.clone(),
                             trace_id: outcome.trace_id.clone(),
-                            body: value(serde_json::to_value(&outcome).unwrap_or_default())?,
+                            body,
                         };
-                        self.journal.write(entry).await?;
+                        self.once(key, entry).await?;
                     }
                     self.scans.count(&outcome).await
                 }
@@ -64,8 +107,7 @@ impl Worker for Audit {
                         trace_id,
                         body: serde_json::to_value(&report).map_err(|e| Failure::new(Class::Bug, e))?,
                     };
-                    self.journal.write(entry).await?;
-                    Ok(())
+                    self.once(report.scan.id.to_string(), entry).await
                 }
                 _ => Err(Failure::new(Class::Invalid, "the audit takes outcomes and scan reports only")),
             }

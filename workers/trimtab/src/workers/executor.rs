@@ -56,10 +56,21 @@ pub struct ExecutorParts {
 pub struct Executor {
     parts: ExecutorParts,
     source: String,
-    /// Intents in the journal, by decision and scan; true once their outcome is recorded as well.
-    intents: Mutex<HashMap<String, bool>>,
+    /// Intents in the journal, by decision and scan.
+    intents: Mutex<HashMap<String, Intent>>,
     /// The journal could not be written: nothing is taken until it can.
     stuck: AtomicBool,
+}
+
+/// How far an act is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Intent {
+    /// It is being carried out by this process.
+    Running,
+    /// It was begun, and what came of it is not recorded.
+    Open,
+    /// Its outcome is recorded.
+    Closed,
 }
 
 /// Why an act is not carried out, or how it ended.
@@ -91,10 +102,10 @@ impl Executor {
         let mut intents = HashMap::new();
         journal::read(parts.journal.path(), |record| match record.kind {
             RecordKind::Intent => {
-                intents.entry(intent_of(&record.body)).or_insert(false);
+                intents.entry(intent_of(&record.body)).or_insert(Intent::Open);
             }
             RecordKind::Outcome => {
-                intents.insert(outcome_key(&record.body), true);
+                intents.insert(outcome_key(&record.body), Intent::Closed);
             }
             _ => {}
         })?;
@@ -111,53 +122,74 @@ impl Executor {
     /// # Errors
     /// When the target or the bus cannot be reached; it is tried again at the next start.
     pub async fn close_open_intents(&self, out: &Out) -> Result<usize, Failure> {
-        let mut open: Vec<(Decision, Option<TopicState>)> = Vec::new();
         let known = self.intents.lock().await.clone();
-        let read = journal::read(self.parts.journal.path(), |record| {
-            if record.kind == RecordKind::Intent
-                && known.get(&intent_of(&record.body)) == Some(&false)
-                && let Ok(decision) = serde_json::from_value::<Decision>(record.body["decision"].clone())
-            {
-                let before = serde_json::from_value(record.body["before"].clone()).ok();
-                open.push((decision, before));
-            }
-        });
-        read?;
-        for (decision, before) in &open {
-            let topic = self.parts.inventory.observe(&decision.subject).await?;
-            let after = topic.as_ref().map(state_of);
-            let says = "the executor was stopped during the act; this was read after its restart";
-            let shown =
-                after.as_ref().is_none_or(|after| !decision.ledgers.iter().any(|id| after.ledgers.contains(id)));
-            let status = if shown { Status::Done } else { Status::Failed };
-            let ended = Ended {
-                status,
-                reasons: vec![reason("restart", says)],
-                before: before.clone(),
-                after,
-                unloaded: false,
-            };
-            let started = decision.decided_ms;
-            self.finish(decision, ended, started, out).await?;
+        let open: Vec<String> = known.into_iter().filter(|(_, how)| *how == Intent::Open).map(|(key, _)| key).collect();
+        for key in &open {
+            self.close_open(key, out).await?;
         }
         Ok(open.len())
     }
 
-    /// Carries out one decision, or says why not.
+    /// Judges one act that was begun and whose outcome is not recorded.
+    async fn close_open(&self, key: &str, out: &Out) -> Result<Outcome, Failure> {
+        let lost = || Failure::new(Class::Bug, format!("the record has no intent {key}"));
+        let body = self.recorded(RecordKind::Intent, key)?.ok_or_else(lost)?;
+        let decision: Decision = serde_json::from_value(body["decision"].clone()).map_err(|_| lost())?;
+        let before: Option<TopicState> = serde_json::from_value(body["before"].clone()).ok();
+        let topic = self.parts.inventory.observe(&decision.subject).await?;
+        let after = topic.as_ref().map(state_of);
+        let status = status_after_restart(&decision, before.as_ref(), after.as_ref());
+        let mut reasons = vec![reason("restart", "its executor was stopped during the act; this was read afterwards")];
+        if after.is_none() {
+            reasons.push(reason("verify", "the topic does not exist any more"));
+        }
+        let ended = Ended { status, reasons, before, after, unloaded: false };
+        self.finish(&decision, ended, decision.decided_ms, out).await
+    }
+
+    /// The body of the last record of a kind about an act.
+    fn recorded(&self, kind: RecordKind, key: &str) -> Result<Option<serde_json::Value>, Failure> {
+        let mut found = None;
+        journal::read(self.parts.journal.path(), |record| {
+            let is = match record.kind {
+                RecordKind::Intent => intent_of(&record.body),
+                RecordKind::Outcome => outcome_key(&record.body),
+                _ => return,
+            };
+            if record.kind == kind && is == key {
+                found = Some(record.body);
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// Carries out one decision, or says why not. What was carried out before is not carried out again: its outcome is emitted
+    /// once more, in case it did not get through the first time.
     ///
     /// # Errors
     /// When something failed before the act: nothing was done, and it may be tried again.
     pub async fn carry_out(&self, decision: &Decision, out: &Out) -> Result<Outcome, Failure> {
-        let started = self.now_ms();
         let key = intent_key(decision);
         // Apart: a guard in the match would be held through the whole act.
         let known = self.intents.lock().await.get(&key).copied();
-        let ended = match known {
-            // It came again after a crash or a lost acknowledgement: it is done, and its outcome is recorded.
-            Some(_) => Ended::skipped("repeated", "it was carried out before"),
-            None => self.attempt(decision).await?,
-        };
-        self.finish(decision, ended, started, out).await
+        match known {
+            None => {
+                let started = self.now_ms();
+                let ended = self.attempt(decision).await?;
+                self.finish(decision, ended, started, out).await
+            }
+            Some(Intent::Running) => {
+                Err(Failure::Later { after: GATE_AGAIN, why: "it is being carried out".to_owned() })
+            }
+            Some(Intent::Open) => self.close_open(&key, out).await,
+            Some(Intent::Closed) => {
+                let lost = || Failure::new(Class::Bug, format!("the record has no outcome of {key}"));
+                let body = self.recorded(RecordKind::Outcome, &key)?.ok_or_else(lost)?;
+                let outcome: Outcome = serde_json::from_value(body).map_err(|_| lost())?;
+                self.emit(&outcome, out).await?;
+                Ok(outcome)
+            }
+        }
     }
 
     async fn may_act(&self) -> Result<bool, Failure> {
@@ -198,21 +230,27 @@ impl Executor {
             return Ok(Ended::skipped("caps", says));
         }
         let before = state_of(&topic);
-        self.intend(&again, &before).await?;
+        self.intend(&again, &before, &topic).await?;
         Ok(self.act(&again, &topic, before, &permit).await)
     }
 
     /// Records what is about to be done. It is on disk when this returns; without that, nothing is done.
-    async fn intend(&self, decision: &Decision, before: &TopicState) -> Result<(), Failure> {
+    /// The evidence goes with it: a visit rewrites the times in cursors' nodes.
+    async fn intend(
+        &self,
+        decision: &Decision,
+        before: &TopicState,
+        evidence: &LedgerCandidate,
+    ) -> Result<(), Failure> {
         let entry = Entry {
             kind: RecordKind::Intent,
             id: decision.id.to_string(),
             subject: decision.subject.clone(),
             trace_id: telemetry::trace_id(&Span::current()),
-            body: serde_json::json!({ "decision": decision, "before": before }),
+            body: serde_json::json!({ "decision": decision, "before": before, "evidence": evidence }),
         };
         self.written(self.parts.journal.write(entry).await)?;
-        self.intents.lock().await.insert(intent_key(decision), false);
+        self.intents.lock().await.insert(intent_key(decision), Intent::Running);
         Ok(())
     }
 
@@ -243,27 +281,30 @@ impl Executor {
         judge(decision, before, acted, after)
     }
 
+    /// Records what came of a decision, and emits it.
     async fn finish(&self, decision: &Decision, ended: Ended, started_ms: i64, out: &Out) -> Result<Outcome, Failure> {
         let outcome = self.outcome(decision, ended, started_ms);
-        let span = Span::current();
-        if outcome.reasons.iter().all(|reason| reason.rule != "repeated") {
-            let body = serde_json::to_value(&outcome).map_err(|e| Failure::new(Class::Bug, e))?;
-            let entry = Entry {
-                kind: RecordKind::Outcome,
-                id: decision.id.to_string(),
-                subject: decision.subject.clone(),
-                trace_id: outcome.trace_id.clone(),
-                body,
-            };
-            self.written(self.parts.journal.write(entry).await)?;
-            self.intents.lock().await.insert(intent_key(decision), true);
-            let id = event_id("outcome", &[&intent_key(decision), &self.parts.instance, &started_ms.to_string()]);
-            let now = timestamp(self.now_ms());
-            let trace = telemetry::trace_of(&span);
-            let mut event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, outcome.clone())?;
-            self.parts.signer.sign(&mut event).map_err(|e| Failure::new(Class::Bug, e))?;
-            out.emit(&event).await?;
+        let key = intent_key(decision);
+        let entry = Entry {
+            kind: RecordKind::Outcome,
+            id: decision.id.to_string(),
+            subject: decision.subject.clone(),
+            trace_id: outcome.trace_id.clone(),
+            body: serde_json::to_value(&outcome).map_err(|e| Failure::new(Class::Bug, e))?,
+        };
+        let recorded = self.written(self.parts.journal.write(entry).await);
+        {
+            let mut intents = self.intents.lock().await;
+            match (&recorded, intents.get_mut(&key)) {
+                (Ok(()), _) => {
+                    intents.insert(key, Intent::Closed);
+                }
+                (Err(_), Some(how)) => *how = Intent::Open,
+                (Err(_), None) => {}
+            }
         }
+        recorded?;
+        self.emit(&outcome, out).await?;
         if let Some(due_ms) = outcome.revisit_ms.filter(|_| outcome.status != Status::Skipped) {
             let revisit = Revisit { target: self.parts.target.clone(), subject: decision.subject.clone(), due_ms };
             self.parts.scans.revisit(&revisit).await?;
@@ -277,6 +318,17 @@ impl Executor {
             "outcome"
         );
         Ok(outcome)
+    }
+
+    /// Emits an outcome, signed. Its id is the same each time, so that one that gets through twice counts once.
+    async fn emit(&self, outcome: &Outcome, out: &Out) -> Result<(), Failure> {
+        let parts = [outcome.decision.to_string(), outcome.scan.id.to_string(), outcome.started_ms.to_string()];
+        let id = event_id("outcome", &[&parts[0], &parts[1], &parts[2], &outcome.executor]);
+        let trace = telemetry::trace_of(&Span::current());
+        let now = timestamp(self.now_ms());
+        let mut event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, outcome.clone())?;
+        self.parts.signer.sign(&mut event).map_err(|e| Failure::new(Class::Bug, e))?;
+        out.emit(&event).await.map(|_| ())
     }
 
     fn outcome(&self, decision: &Decision, ended: Ended, started_ms: i64) -> Outcome {
@@ -320,6 +372,15 @@ fn intent_of(body: &serde_json::Value) -> String {
 fn outcome_key(body: &serde_json::Value) -> String {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     format!("{}/{}", text(&body["decision"]), text(&body["scan"]["id"]))
+}
+
+/// What came of an act that a crash interrupted, as far as the metadata tells.
+fn status_after_restart(decision: &Decision, before: Option<&TopicState>, after: Option<&TopicState>) -> Status {
+    let Some(after) = after else { return Status::Failed };
+    let changed = before.is_none_or(|before| before.ledgers != after.ledgers);
+    let shown = !decision.ledgers.iter().any(|id| after.ledgers.contains(id));
+    // Where no ledger was to go, the visit shows in the list alone.
+    if shown && (changed || !decision.ledgers.is_empty()) { Status::Done } else { Status::Failed }
 }
 
 /// How a decision made now differs from the one that was to be carried out; none when it still says the same.

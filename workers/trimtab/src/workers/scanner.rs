@@ -33,7 +33,7 @@ const PAGE: usize = 32;
 /// Bytes of candidates in one page.
 const PAGE_BYTES: usize = 256 * 1024;
 /// Tries of one shard before it is reported as failed.
-const SHARD_TRIES: u64 = 3;
+pub(crate) const SHARD_TRIES: u64 = 3;
 
 /// What a scanner is made of.
 pub struct ScannerParts {
@@ -393,6 +393,11 @@ impl Page {
 impl Worker for Scanner {
     fn role(&self) -> Role {
         Role::Scanner
+    }
+
+    /// A scan goes on where it was left, so there is nothing to wait for.
+    fn grace(&self) -> std::time::Duration {
+        Duration::from_secs(1)
     }
 
     fn handle<'a>(&'a self, event: &'a Event, body: Body, out: &'a Out) -> BoxFuture<'a, Result<(), Failure>> {

@@ -25,8 +25,12 @@ pub(super) struct Assembler<'f> {
     has_policies: bool,
     has_ledgers: bool,
     has_partitioned: bool,
+    has_locks: bool,
+    other_locks: bool,
     shard: String,
     facts: Namespace,
+    /// Number of the bundles' locks in the file beside what their parent says, and the transactions that made them.
+    locks_seen: (Option<u64>, u64),
     locks: BTreeMap<String, i64>,
     stored: BTreeMap<String, TopicPolicies>,
     change_events: Result<bool, String>,
@@ -56,8 +60,11 @@ impl<'f> Assembler<'f> {
             has_policies: false,
             has_ledgers: false,
             has_partitioned: false,
+            has_locks: false,
+            other_locks: false,
             shard: String::new(),
             facts: Namespace::unread(),
+            locks_seen: (None, 0),
             locks: BTreeMap::new(),
             stored: BTreeMap::new(),
             change_events: Ok(true),
@@ -91,8 +98,15 @@ impl<'f> Assembler<'f> {
                 self.facts.boundaries =
                     policies::boundaries(node.value).map_or_else(Evidence::Unknown, Evidence::Present);
             }
+            Place::LocksRoot => self.has_locks = true,
+            Place::OtherLocks => self.other_locks = true,
+            Place::Locks(shard) => {
+                self.enter(shard, emit)?;
+                self.locks_seen.0 = Some(node.stat.children);
+            }
             Place::Lock(shard, bundle) => {
                 self.enter(shard, emit)?;
+                self.locks_seen.1 += 1;
                 if node.stat.ephemeral {
                     self.locks.insert(bundle.to_owned(), node.stat.created_zxid);
                 }
@@ -144,6 +158,7 @@ impl<'f> Assembler<'f> {
             boundaries: Evidence::Unknown("the snapshot has no local policies for its namespace".to_owned()),
             topic_level: TopicLevel::Known(Arc::default()),
         };
+        self.locks_seen = (None, 0);
         self.locks.clear();
         self.stored.clear();
         self.change_events = Ok(true);
@@ -197,7 +212,7 @@ impl<'f> Assembler<'f> {
         match id.and_then(|id| self.ledgers.get(&id)) {
             Some((last, created)) => (last.clone(), Some(*created)),
             None if self.has_ledgers => (LastLedger::Missing, None),
-            None => (LastLedger::Unknown { why: "the snapshot has no ledgers".to_owned() }, None),
+            None => (LastLedger::Unknown { why: "the snapshot does not have all ledgers".to_owned() }, None),
         }
     }
 
@@ -244,13 +259,26 @@ impl<'f> Assembler<'f> {
         match (last, created) {
             (LastLedger::Open, Some(created)) => {
                 let lock = match self.facts.bundle(name) {
-                    Ok(bundle) => self.locks.get(&bundle).map_or(Evidence::Absent, |zxid| Evidence::Present(*zxid)),
+                    Ok(bundle) => self.lock(&bundle),
                     Err(why) => Evidence::Unknown(why),
                 };
                 assemble::loaded(created, &lock)
             }
             (LastLedger::Unknown { why }, _) => Loaded::Unknown { why: why.clone() },
             _ => Loaded::No,
+        }
+    }
+
+    fn lock(&self, bundle: &str) -> Evidence<i64> {
+        let unknown = |why: &str| Evidence::Unknown(why.to_owned());
+        match self.locks.get(bundle) {
+            Some(created_zxid) => Evidence::Present(*created_zxid),
+            None if self.other_locks => unknown("the extensible load manager keeps the owners of bundles elsewhere"),
+            None if !self.has_locks => unknown("the snapshot does not have all of /namespace"),
+            None if self.locks_seen.0.is_some_and(|says| says != self.locks_seen.1) => {
+                unknown("the snapshot does not have all locks of its namespace")
+            }
+            None => Evidence::Absent,
         }
     }
 

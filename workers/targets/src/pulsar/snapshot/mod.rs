@@ -79,7 +79,11 @@ impl Snapshot {
             }
             lines.finish()?;
         } else {
-            sort::sorted(&self.path, &self.settings, &self.lines, &mut |node| assembler.node(node, &mut emit))?;
+            let mut take = |node: lines::Node<'_>| assembler.node(node, &mut emit);
+            let missing = sort::sorted(&self.path, &self.settings, &self.lines, &mut take)?;
+            for says in missing {
+                let _ = emit(Item::Problem(says));
+            }
         }
         assembler.finish(&mut emit);
         if !batch.is_empty() {

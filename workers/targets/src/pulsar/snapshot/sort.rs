@@ -2,6 +2,7 @@
 //!
 //! Sorting goes through a temporary SQLite database: memory stays within its cache whatever the file's size.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,6 +30,12 @@ pub(crate) enum Place<'p> {
     Namespace(&'p str),
     Policies(&'p str),
     LocalPolicies(&'p str),
+    /// `/namespace`: the locks of bundles are in the file.
+    LocksRoot,
+    /// `/loadbalance/extension`: the locks of bundles are not what tells who owns them.
+    OtherLocks,
+    /// `/namespace/t/n`: says how many locks there are.
+    Locks(&'p str),
     /// A bundle's lock: namespace and bundle.
     Lock(&'p str, &'p str),
     StoredPolicies {
@@ -65,9 +72,17 @@ pub(crate) fn place<'p>(path: &'p str, ledgers_root: &str) -> Place<'p> {
     if let Some(rest) = path.strip_prefix("/managed-ledgers/") {
         return managed(path, rest);
     }
+    match path {
+        "/namespace" => return Place::LocksRoot,
+        "/loadbalance/extension" => return Place::OtherLocks,
+        _ => {}
+    }
     if let Some(rest) = path.strip_prefix("/namespace/") {
-        let found = shard_and_rest(rest).filter(|(_, bundle)| !bundle.is_empty() && !bundle.contains('/'));
-        return found.map_or(Place::Elsewhere, |(shard, bundle)| Place::Lock(shard, bundle));
+        return match shard_and_rest(rest) {
+            Some((shard, "")) => Place::Locks(shard),
+            Some((shard, bundle)) if !bundle.contains('/') => Place::Lock(shard, bundle),
+            _ => Place::Elsewhere,
+        };
     }
     let Some(admin) = path.strip_prefix("/admin/") else { return Place::Elsewhere };
     admin_place(admin)
@@ -127,12 +142,15 @@ fn order(place: &Place<'_>) -> Option<(String, String, String, i64)> {
     let own = |shard: &str, rank| Some((shard.to_owned(), String::new(), String::new(), rank));
     match place {
         Place::Elsewhere | Place::Ledger(_) => None,
-        Place::PoliciesRoot | Place::LedgersRoot | Place::PartitionedRoot => own("", 0),
+        Place::PoliciesRoot | Place::LedgersRoot | Place::PartitionedRoot | Place::LocksRoot | Place::OtherLocks => {
+            own("", 0)
+        }
         Place::Namespace(shard) => own(shard, 1),
         Place::Policies(shard) => own(shard, 2),
         Place::LocalPolicies(shard) => own(shard, 3),
-        Place::Lock(shard, _) => own(shard, 4),
-        Place::StoredPolicies { shard, .. } => own(shard, 5),
+        Place::Locks(shard) => own(shard, 4),
+        Place::Lock(shard, _) => own(shard, 5),
+        Place::StoredPolicies { shard, .. } => own(shard, 6),
         Place::Partitioned(shard, encoded) => Some(((*shard).to_owned(), format!("b{encoded}"), String::new(), 0)),
         Place::Topic(shard, path) => Some(topic_order(shard, path, 1)),
         Place::Cursor { topic, .. } => {
@@ -160,13 +178,49 @@ pub(super) fn base_order(path: &str) -> String {
     topic_order("", path, 0).1
 }
 
-/// Reads a file in any order and hands its nodes over in scan order.
+/// Counts the children of the nodes above topics, ledgers and locks: where the file has fewer than a node says, what is not in
+/// it may still exist.
+#[derive(Default)]
+struct Tree(BTreeMap<String, (Option<u64>, u64)>);
+
+impl Tree {
+    fn line(&mut self, path: &str, children: u64, place: &Place<'_>, ledgers_root: &str) {
+        let roots = [ledgers_root, "/managed-ledgers", "/namespace"];
+        if !roots.iter().any(|root| within(path, root)) || matches!(place, Place::Cursor { .. }) {
+            return;
+        }
+        // The children of a namespace and of a topic are counted where they are put together.
+        if !matches!(place, Place::Ledger(_) | Place::Lock(..) | Place::Namespace(_) | Place::Topic(..)) {
+            self.0.entry(path.to_owned()).or_default().0 = Some(children);
+        }
+        let Some((parent, _)) = path.rsplit_once('/') else { return };
+        match self.0.get_mut(parent) {
+            Some((_, seen)) => *seen += 1,
+            None => drop(self.0.insert(parent.to_owned(), (None, 1))),
+        }
+    }
+
+    /// What is missing below a root, as far as the nodes above it say.
+    fn missing(&self, root: &str) -> impl Iterator<Item = String> {
+        self.0.iter().filter(move |(path, _)| within(path, root)).filter_map(|(path, (says, seen))| {
+            let says = says.filter(|says| says != seen)?;
+            Some(format!("the snapshot has {seen} nodes below {path}, which says {says}"))
+        })
+    }
+}
+
+fn within(path: &str, root: &str) -> bool {
+    path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Reads a file in any order and hands its nodes over in scan order. Returns what the file should have and does not; where
+/// ledgers or locks are missing, their root is left out, so that what is not there counts as unknown.
 pub(super) fn sorted(
     path: &Path,
     settings: &Settings,
     count: &AtomicU64,
     take: &mut dyn FnMut(Node<'_>) -> std::result::Result<bool, String>,
-) -> Result<()> {
+) -> Result<Vec<String>> {
     let failed = |e: rusqlite::Error| {
         let what = format!("sorting snapshot {}", path.display());
         TargetError::new(Class::Transient, what, format!("{e}; is there room in the folder for temporary files?"))
@@ -180,6 +234,7 @@ pub(super) fn sorted(
     db.execute_batch(setup).map_err(failed)?;
     let mut lines = Lines::open(path)?;
     let (mut value, mut last_value) = (Vec::new(), Vec::new());
+    let mut tree = Tree::default();
     let load = db.transaction().map_err(failed)?;
     {
         let mut node = load.prepare("INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?)").map_err(failed)?;
@@ -187,8 +242,9 @@ pub(super) fn sorted(
         while lines.next_line()? {
             count.fetch_add(1, Ordering::Relaxed);
             let line = parse_line(lines.bytes()).map_err(|why| lines.error(why))?;
-            line.decoded(&mut value).map_err(|why| lines.error(why))?;
+            let stat = line.decoded(&mut value).map_err(|why| lines.error(why))?;
             let place = place(&line.path, &settings.ledgers_root);
+            tree.line(&line.path, stat.children, &place, &settings.ledgers_root);
             if let Place::Ledger(id) = place {
                 ledger.execute(params![id, line.path, lines.bytes()]).map_err(failed)?;
             } else if let Some((shard, base, topic, rank)) = order(&place) {
@@ -197,6 +253,10 @@ pub(super) fn sorted(
         }
     }
     load.commit().map_err(failed)?;
+    let missing: Vec<String> = tree.missing("/managed-ledgers").collect();
+    let mut roots = vec![&*settings.ledgers_root, "/namespace"];
+    roots.retain(|root| tree.missing(root).next().is_some());
+    drop(tree);
     let mut nodes = db.prepare("SELECT line FROM node ORDER BY shard, base, topic, rank, path").map_err(failed)?;
     let mut ledger = db.prepare("SELECT line FROM ledger WHERE id = ?").map_err(failed)?;
     let mut rows = nodes.query([]).map_err(failed)?;
@@ -204,6 +264,9 @@ pub(super) fn sorted(
         let bytes = row.get_ref(0).and_then(|value| Ok(value.as_blob()?)).map_err(failed)?;
         let line = parse_line(bytes).map_err(|why| invalid(path, why))?;
         let stat = line.decoded(&mut value).map_err(|why| invalid(path, why))?;
+        if roots.iter().any(|root| *root == line.path) {
+            continue;
+        }
         if matches!(place(&line.path, &settings.ledgers_root), Place::Topic(..))
             && let Some(id) = managed_ledger_info(&value).ok().and_then(|list| list.ledgers.last().map(|info| info.id))
             && let Some(found) = ledger.query(params![id]).map_err(failed)?.next().map_err(failed)?
@@ -212,14 +275,14 @@ pub(super) fn sorted(
             let before = parse_line(bytes).map_err(|why| invalid(path, why))?;
             let stat = before.decoded(&mut last_value).map_err(|why| invalid(path, why))?;
             if !take(Node { path: &before.path, value: &last_value, stat }).map_err(|why| invalid(path, why))? {
-                return Ok(());
+                return Ok(missing);
             }
         }
         if !take(Node { path: &line.path, value: &value, stat }).map_err(|why| invalid(path, why))? {
-            return Ok(());
+            return Ok(missing);
         }
     }
-    Ok(())
+    Ok(missing)
 }
 
 #[cfg(test)]

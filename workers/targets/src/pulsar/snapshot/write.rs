@@ -148,7 +148,9 @@ async fn write_all(inventory: &PulsarInventory, scope: &Scope, sink: &mut Sink, 
     for path in inventory.ledger_roots() {
         one(inventory, sink, &path).await?;
     }
-    for path in ["/admin/policies", "/admin/partitioned-topics", "/managed-ledgers"] {
+    for path in
+        ["/admin/policies", "/admin/partitioned-topics", "/managed-ledgers", "/namespace", "/loadbalance/extension"]
+    {
         one(inventory, sink, path).await?;
     }
     for shard in inventory.shards(scope).await? {
@@ -193,7 +195,9 @@ async fn namespace(inventory: &PulsarInventory, sink: &mut Sink, shard: &str, fi
     one(inventory, sink, &format!("/admin/local-policies/{shard}")).await?;
     // The locks stand before the ledgers they are compared with. A bundle that is taken in between makes its topics look
     // left over instead of loaded; whoever acts looks again.
-    children(inventory, sink, &format!("/namespace/{shard}")).await?;
+    let locks = format!("/namespace/{shard}");
+    one(inventory, sink, &locks).await?;
+    children(inventory, sink, &locks).await?;
     for kind in ["global", "local"] {
         children(inventory, sink, &format!("/admin/topic-policies/{kind}/{shard}/persistent")).await?;
     }

@@ -1,0 +1,16 @@
+//! What goes wrong around trimtab: brokers that misbehave, a ZooKeeper that goes away, disks that are full, processes that are
+//! killed, people who mistype. Each time: nothing is freed that was not to be, nothing is counted as freed that is not, and
+//! whoever looks is told.
+
+#[path = "faults/brokers.rs"]
+mod brokers;
+#[path = "faults/ground.rs"]
+mod ground;
+#[path = "faults/kills.rs"]
+mod kills;
+#[path = "faults/live.rs"]
+mod live;
+#[path = "faults/local.rs"]
+mod local;
+#[path = "faults/zookeeper.rs"]
+mod zookeeper;
