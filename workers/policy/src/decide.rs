@@ -1,8 +1,8 @@
 //! All rules over one candidate.
 
 use trimtab_events::{
-    Cursor, Decision, Evidence, Expire, Holder, LastLedger, LedgerCandidate, LedgerInfo, Loaded, Partition, Policies,
-    Reason, Retention, ScanRef, Verdict, decision_id,
+    Cursor, Decision, Evidence, Expire, Holder, LastLedger, LedgerCandidate, LedgerInfo, Level, Loaded, Partition,
+    Policies, Reason, Retention, ScanRef, Verdict, decision_id,
 };
 
 use crate::config::{Action, AgeRule, Compiled, Globs, PolicyConfig, PolicyError, Rule, names_of};
@@ -368,7 +368,11 @@ fn holder(case: &Case<'_>, slow: Option<Slowest<'_>>, due: &[i64], freed: &[i64]
 }
 
 fn with_limits(rule: &str, says: String, policies: &Policies) -> Reason {
-    let level = |level: trimtab_events::Level| format!("{level:?}").to_lowercase();
+    let level = |level| match level {
+        Level::Topic => "topic".to_owned(),
+        Level::Namespace => "namespace".to_owned(),
+        Level::Broker => "broker".to_owned(),
+    };
     let (retention, ttl) = (policies.retention, policies.ttl_s);
     let inputs = [
         ("retention_minutes", retention.value.minutes.to_string()),

@@ -27,7 +27,24 @@ pub struct Pace {
     clock: DefaultClock,
     /// Waiters stand in line: first come, first served, and only one of them sleeps.
     turn: Mutex<()>,
+    waiting: AtomicU64,
     made: AtomicU64,
+}
+
+/// Counts a waiter for as long as it waits, however that ends.
+struct Waiter<'a>(&'a AtomicU64);
+
+impl<'a> Waiter<'a> {
+    fn new(waiting: &'a AtomicU64) -> Waiter<'a> {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Waiter(waiting)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Pace {
@@ -37,6 +54,7 @@ impl Pace {
             limiter: RwLock::new((0.0, None)),
             clock: DefaultClock::default(),
             turn: Mutex::new(()),
+            waiting: AtomicU64::new(0),
             made: AtomicU64::new(0),
         };
         pace.set(per_second)?;
@@ -62,6 +80,7 @@ impl Pace {
             self.made.fetch_add(1, Ordering::Relaxed);
             return;
         }
+        let _waiter = Waiter::new(&self.waiting);
         let _turn = self.turn.lock().await;
         // Looked up in each round: the limit may change while we wait.
         while let Some(limiter) = self.current() {
@@ -77,6 +96,11 @@ impl Pace {
     /// Operations made so far.
     pub fn made(&self) -> u64 {
         self.made.load(Ordering::Relaxed)
+    }
+
+    /// Whether somebody waits for an operation right now.
+    pub fn awaited(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     fn current(&self) -> Option<Arc<Limiter>> {
@@ -112,6 +136,16 @@ mod tests {
             pace.one().await;
         }
         assert_eq!(pace.made(), 1000);
+    }
+
+    #[tokio::test]
+    async fn waiters_are_seen_until_they_go() {
+        let pace = Pace::new(0.01).unwrap();
+        assert!(!pace.awaited());
+        let mut one = Box::pin(pace.one());
+        assert!(futures::poll!(&mut one).is_pending() && pace.awaited());
+        drop(one);
+        assert!(!pace.awaited());
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use opentelemetry::KeyValue;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span, debug, error, field, info_span, warn};
@@ -140,6 +139,8 @@ impl Default for LoopOptions {
 }
 
 /// Runs a worker until `stop`, then finishes what it has begun.
+///
+/// As many tasks take events as may be handled at once, so that a bus knows how many are wanted.
 pub async fn run(
     worker: Arc<dyn Worker>,
     bus: Arc<dyn Bus>,
@@ -147,60 +148,95 @@ pub async fn run(
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) {
-    let role = worker.role();
-    let slots = Arc::new(Semaphore::new(options.at_once.max(1)));
-    let begun = TaskTracker::new();
+    let takers = TaskTracker::new();
     let cut_off = CancellationToken::new();
-    let mut failures = 0;
-    loop {
-        let taken = tokio::select! {
-            () = stop.cancelled() => break,
-            taken = next(worker.as_ref(), bus.as_ref(), &slots) => taken,
+    for number in 0..options.at_once.max(1) {
+        let taker = Taker {
+            number,
+            worker: worker.clone(),
+            bus: bus.clone(),
+            options: options.clone(),
+            metrics: metrics.clone(),
+            stop: stop.clone(),
+            cut_off: cut_off.clone(),
         };
-        match taken {
-            Ok((delivery, slot)) => {
-                failures = 0;
-                let one = One {
-                    worker: worker.clone(),
-                    out: Out::new(bus.clone()),
-                    options: options.clone(),
-                    metrics: metrics.clone(),
-                };
-                let cut_off = cut_off.clone();
-                begun.spawn(async move {
-                    cut_off.run_until_cancelled(one.handle(delivery)).await;
-                    drop(slot);
-                });
-            }
-            Err(BusError::Closed) => break,
-            Err(e) => {
-                failures += 1;
-                let delay = options.delays.after(failures);
-                warn!(role = role.name(), error = %e, delay_ms = delay.as_millis(), "taking from the queue failed; trying again");
-                tokio::select! { () = stop.cancelled() => break, () = tokio::time::sleep(delay) => {} }
-            }
-        }
+        takers.spawn(taker.run());
     }
-    begun.close();
-    if tokio::time::timeout(worker.grace(), begun.wait()).await.is_err() {
+    takers.close();
+    tokio::select! { () = stop.cancelled() => {}, () = takers.wait() => return }
+    if tokio::time::timeout(worker.grace(), takers.wait()).await.is_err() {
         cut_off.cancel();
-        begun.wait().await;
+        takers.wait().await;
     }
 }
 
 /// How often a worker that is not ready is asked again.
 const READY_EVERY: Duration = Duration::from_millis(500);
 
-async fn next(
-    worker: &dyn Worker,
-    bus: &dyn Bus,
-    slots: &Arc<Semaphore>,
-) -> Result<(Delivery, tokio::sync::OwnedSemaphorePermit), BusError> {
-    let slot = slots.clone().acquire_owned().await.map_err(|_| BusError::Closed)?;
-    while !worker.ready().await {
-        tokio::time::sleep(READY_EVERY).await;
+/// Takes one event after the other.
+struct Taker {
+    number: usize,
+    worker: Arc<dyn Worker>,
+    bus: Arc<dyn Bus>,
+    options: LoopOptions,
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+    cut_off: CancellationToken,
+}
+
+impl Taker {
+    async fn run(self) {
+        let mut failures = 0;
+        loop {
+            let taken = tokio::select! {
+                () = self.stop.cancelled() => return,
+                taken = self.next() => taken,
+            };
+            match taken {
+                Ok((delivery, waited)) => {
+                    failures = 0;
+                    // What was long in coming may find a worker that is no longer ready for it.
+                    if waited > READY_EVERY && !self.worker.ready().await {
+                        if let Err(e) = delivery.settle.again(READY_EVERY).await {
+                            warn!(error = %e, "an event could not be given back; it comes again by itself");
+                        }
+                        continue;
+                    }
+                    let one = One {
+                        worker: self.worker.clone(),
+                        out: Out::new(self.bus.clone()),
+                        options: self.options.clone(),
+                        metrics: self.metrics.clone(),
+                    };
+                    // Apart, so that a panic ends only this one.
+                    let cut_off = self.cut_off.clone();
+                    let handled = async move { cut_off.run_until_cancelled(one.handle(delivery)).await.is_some() };
+                    let _ = tokio::spawn(handled).await;
+                }
+                Err(BusError::Closed) => return,
+                Err(e) => {
+                    failures += 1;
+                    let delay = self.options.delays.after(failures);
+                    // The others are told the same; one says it.
+                    if self.number == 0 {
+                        let role = self.worker.role().name();
+                        warn!(role, error = %e, delay_ms = delay.as_millis(), "taking from the queue failed; trying again");
+                    }
+                    tokio::select! { () = self.stop.cancelled() => return, () = tokio::time::sleep(delay) => {} }
+                }
+            }
+        }
     }
-    Ok((bus.take(worker.role()).await?, slot))
+
+    /// The next event, and how long it was in coming. May be dropped while it waits.
+    async fn next(&self) -> Result<(Delivery, Duration), BusError> {
+        while !self.worker.ready().await {
+            tokio::time::sleep(READY_EVERY).await;
+        }
+        let asked = tokio::time::Instant::now();
+        let delivery = self.bus.take(self.worker.role()).await?;
+        Ok((delivery, asked.elapsed()))
+    }
 }
 
 /// One event on its way.

@@ -26,13 +26,22 @@ pub struct TopicName {
 impl TopicName {
     /// From the node's path below `/managed-ledgers/`: `tenant/namespace/persistent/encoded-name`.
     pub fn of_managed_ledger(path: &str) -> Option<TopicName> {
-        let parts: Vec<&str> = path.split('/').collect();
+        let mut parts = [""; 5];
+        let mut count = 0;
+        for part in path.split('/') {
+            *parts.get_mut(count)? = part;
+            count += 1;
+        }
+        let parts = &parts[..count];
         let domain = parts.iter().position(|part| *part == "persistent")?;
         if !(domain == 2 || domain == 3) || parts.len() != domain + 2 || parts.iter().any(|part| part.is_empty()) {
             return None;
         }
         let encoded = parts[domain + 1];
-        let namespace = parts[..domain].join("/");
+        let namespace = path[..path.len() - encoded.len() - "/persistent/".len()].to_owned();
+        if encoded.bytes().all(stays) {
+            return Some(TopicName::of_parts(namespace, encoded.to_owned()));
+        }
         // Two spellings of one name would be two topics to us and one to the broker.
         let Some(local) = decode(encoded).filter(|local| encode(local) == encoded) else {
             return Some(TopicName {
@@ -126,12 +135,17 @@ fn class_of(namespace: &str, local: &str, partition: bool) -> TopicClass {
     }
 }
 
+/// Whether a byte stands for itself in an encoded name.
+fn stays(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b".-*_".contains(&byte)
+}
+
 /// Java's `URLEncoder` in UTF-8: how names of topics and cursors stand in paths.
 pub(super) fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b'*' | b'_' => out.push(char::from(byte)),
+            byte if stays(byte) => out.push(char::from(byte)),
             b' ' => out.push('+'),
             other => out.push_str(&format!("%{other:02X}")),
         }
@@ -185,18 +199,22 @@ pub fn ledger_path(root: &str, flat: bool, long: bool, id: i64) -> String {
 
 /// The id of a ledger from its path below the root, in any layout; none when it is not a ledger's.
 pub fn ledger_id(relative: &str) -> Option<i64> {
-    let mut digits = String::with_capacity(19);
+    let mut widths = [0; 5];
+    let (mut count, mut id) = (0, 0_i64);
     let mut parts = relative.split('/').peekable();
-    let mut widths = Vec::new();
     while let Some(part) = parts.next() {
         let part = if parts.peek().is_none() { part.strip_prefix('L')? } else { part };
-        if part.is_empty() || !part.bytes().all(|b| b.is_ascii_digit()) {
+        if part.is_empty() {
             return None;
         }
-        widths.push(part.len());
-        digits.push_str(part);
+        for byte in part.bytes() {
+            let digit = byte.is_ascii_digit().then(|| i64::from(byte - b'0'))?;
+            id = id.checked_mul(10)?.checked_add(digit)?;
+        }
+        *widths.get_mut(count)? = part.len();
+        count += 1;
     }
-    matches!(widths.as_slice(), [10] | [2, 4, 4] | [3, 4, 4, 4, 4]).then(|| digits.parse().ok())?
+    matches!(widths[..count], [10] | [2, 4, 4] | [3, 4, 4, 4, 4]).then_some(id)
 }
 
 #[cfg(test)]

@@ -161,6 +161,7 @@ pub(crate) fn effective(
         Evidence::Unknown(why) => return Evidence::Unknown(why.clone()),
     };
     let (topic, unknown) = match topic_level {
+        TopicLevel::Known(all) if all.is_empty() => (TopicPolicies::default(), None),
         TopicLevel::Known(all) => (all.get(&name.base_subject()).copied().unwrap_or_default(), None),
         TopicLevel::Unknown(why) => (TopicPolicies::default(), Some(why.clone())),
     };

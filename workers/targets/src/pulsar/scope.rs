@@ -68,6 +68,9 @@ impl ScopeFilter {
             .topic
             .as_ref()
             .is_none_or(|topic| topic.local == name.local || (topic.partition.is_none() && topic.local == name.base()));
+        if self.include.is_none() && self.exclude.is_empty() {
+            return wanted;
+        }
         let plain = name.plain();
         wanted && self.include.as_ref().is_none_or(|set| set.is_match(&plain)) && !self.exclude.is_match(&plain)
     }

@@ -27,6 +27,9 @@ use crate::triggers::Triggers;
 use crate::worker::{self, LoopOptions, Out};
 use crate::workers::{Audit, Decider, Executor, ExecutorParts, Scanner, ScannerParts};
 
+/// Pages that a decider works on at once. Most of its time it waits for the bus.
+const PAGES_AT_ONCE: usize = 16;
+
 /// Workers of one process, with everything they need.
 pub(crate) struct Process {
     pub(crate) config: Config,
@@ -102,7 +105,7 @@ impl Process {
     pub(crate) fn start_decider(&self, signer: Signer) -> anyhow::Result<()> {
         let policy = self.config.policy()?;
         let decider = Decider::new(policy, signer, self.clock.clone(), &self.instance, self.metrics.clone());
-        self.start(Arc::new(decider), 4);
+        self.start(Arc::new(decider), PAGES_AT_ONCE);
         Ok(())
     }
 

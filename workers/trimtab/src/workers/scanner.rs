@@ -330,7 +330,10 @@ fn scan_ref_unused() -> ScanRef {
 /// Adds a topic to a report.
 pub(crate) fn count(report: &mut ScanReport, topic: &LedgerCandidate, decision: &Decision) {
     report.topics += 1;
-    *report.verdicts.entry(decision.verdict.name().to_owned()).or_default() += 1;
+    match report.verdicts.get_mut(decision.verdict.name()) {
+        Some(count) => *count += 1,
+        None => *report.verdicts.entry(decision.verdict.name().to_owned()).or_default() += 1,
+    }
     report.unknown += u64::from(decision.reasons.iter().any(|reason| reason.rule == UNKNOWN));
     let bytes: i64 = topic.ledgers.present().into_iter().flatten().map(|info| info.bytes.unwrap_or(0).max(0)).sum();
     report.bytes = report.bytes.saturating_add(u64::try_from(bytes).unwrap_or(0));

@@ -34,6 +34,8 @@ pub(super) struct Assembler<'f> {
     locks: BTreeMap<String, i64>,
     stored: BTreeMap<String, TopicPolicies>,
     change_events: Result<bool, String>,
+    /// The namespace's facts have what was learned of its topics' own policies.
+    level_known: bool,
     topics: (Option<u64>, u64),
     partitioned: Option<(String, Evidence<u32>)>,
     ledgers: BTreeMap<i64, (LastLedger, i64)>,
@@ -43,6 +45,7 @@ pub(super) struct Assembler<'f> {
 
 /// A topic whose cursors are still coming.
 struct Open {
+    path: String,
     name: TopicName,
     candidate: LedgerCandidate,
     children: u64,
@@ -65,6 +68,7 @@ impl<'f> Assembler<'f> {
             locks: BTreeMap::new(),
             stored: BTreeMap::new(),
             change_events: Ok(true),
+            level_known: false,
             topics: (None, 0),
             partitioned: None,
             ledgers: BTreeMap::new(),
@@ -87,12 +91,12 @@ impl<'f> Assembler<'f> {
             Place::Policies(shard) => {
                 self.enter(shard, emit)?;
                 self.facts.policies =
-                    NamespacePolicies::parse(&node.value).map_or_else(Evidence::Unknown, Evidence::Present);
+                    NamespacePolicies::parse(node.value).map_or_else(Evidence::Unknown, Evidence::Present);
             }
             Place::LocalPolicies(shard) => {
                 self.enter(shard, emit)?;
                 self.facts.boundaries =
-                    policies::boundaries(&node.value).map_or_else(Evidence::Unknown, Evidence::Present);
+                    policies::boundaries(node.value).map_or_else(Evidence::Unknown, Evidence::Present);
             }
             Place::LocksRoot => self.has_locks = true,
             Place::OtherLocks => self.other_locks = true,
@@ -109,17 +113,17 @@ impl<'f> Assembler<'f> {
             }
             Place::StoredPolicies { shard, encoded, local } => {
                 self.enter(shard, emit)?;
-                self.stored_policies(encoded, local, &node.value);
+                self.stored_policies(encoded, local, node.value);
             }
             Place::Partitioned(shard, encoded) => {
                 self.enter(shard, emit)?;
                 self.finish_topic(emit);
-                self.partitioned = Some((encoded.to_owned(), policies::partitions(&node.value)));
+                self.partitioned = Some((encoded.to_owned(), policies::partitions(node.value)));
             }
             Place::Ledger(id) => {
                 // Its topic follows, so the one before it has all its cursors.
                 self.finish_topic(emit);
-                self.ledgers.insert(id, (assemble::last_ledger(&node.value, node.stat), node.stat.created_zxid));
+                self.ledgers.insert(id, (assemble::last_ledger(node.value, node.stat), node.stat.created_zxid));
             }
             Place::Topic(shard, path) => {
                 self.enter(shard, emit)?;
@@ -127,10 +131,10 @@ impl<'f> Assembler<'f> {
                 self.begin_topic(path, &node, emit);
             }
             Place::Cursor { topic, encoded } => {
-                let Some(open) = self.topic.as_mut().filter(|open| open.name.path() == topic) else {
+                let Some(open) = self.topic.as_mut().filter(|open| open.path == topic) else {
                     return Err(format!("the cursor {} does not follow its topic", node.path));
                 };
-                open.cursors.push(assemble::cursor(encoded, node.stat, &node.value, &self.settings));
+                open.cursors.push(assemble::cursor(encoded, node.stat, node.value, &self.settings));
             }
         }
         Ok(self.wanted)
@@ -158,6 +162,7 @@ impl<'f> Assembler<'f> {
         self.locks.clear();
         self.stored.clear();
         self.change_events = Ok(true);
+        self.level_known = false;
         self.topics = (None, 0);
         self.partitioned = None;
         self.ledgers.clear();
@@ -180,6 +185,7 @@ impl<'f> Assembler<'f> {
     }
 
     fn stored_policies(&mut self, encoded: &str, local: bool, value: &[u8]) {
+        self.level_known = false;
         let own = names::decode(encoded).ok_or_else(|| format!("{encoded} is not a name of a topic"));
         match own.and_then(|name| policies::stored_topic_policies(value).map(|own| (name, own))) {
             Ok((name, own)) => {
@@ -202,8 +208,8 @@ impl<'f> Assembler<'f> {
         }
     }
 
-    fn last_of(&self, ids: &[i64]) -> (LastLedger, Option<i64>) {
-        match ids.last().and_then(|id| self.ledgers.get(id)) {
+    fn last_of(&self, id: Option<i64>) -> (LastLedger, Option<i64>) {
+        match id.and_then(|id| self.ledgers.get(&id)) {
             Some((last, created)) => (last.clone(), Some(*created)),
             None if self.has_ledgers => (LastLedger::Missing, None),
             None => (LastLedger::Unknown { why: "the snapshot does not have all ledgers".to_owned() }, None),
@@ -215,15 +221,18 @@ impl<'f> Assembler<'f> {
         let Some(name) = TopicName::of_managed_ledger(path) else {
             return self.send(Item::Problem(format!("{} is not a topic's name: kept", node.path)), emit);
         };
-        if names::decode(path.rsplit('/').next().unwrap_or_default()).is_some_and(|l| l.starts_with("__change_events"))
-        {
-            self.note_change_events(&node.value);
+        let odd = name.class == TopicClass::UnknownName;
+        let decoded = odd.then(|| names::decode(&name.local)).flatten();
+        if decoded.as_ref().unwrap_or(&name.local).starts_with("__change_events") {
+            self.note_change_events(node.value);
         }
-        self.facts.topic_level = self.topic_level();
-        let mut candidate = assemble::topic(&name, node.stat, &node.value, &self.facts, &self.settings);
+        if !std::mem::replace(&mut self.level_known, true) {
+            self.facts.topic_level = self.topic_level();
+        }
+        let mut candidate = assemble::topic(&name, node.stat, node.value, &self.facts, &self.settings);
         if candidate.class == TopicClass::User {
-            let ids: Vec<i64> = candidate.ledgers.present().into_iter().flatten().map(|info| info.id).collect();
-            let (last, created) = self.last_of(&ids);
+            let id = candidate.ledgers.present().and_then(|list| list.last()).map(|info| info.id);
+            let (last, created) = self.last_of(id);
             candidate.loaded = self.loaded(&name, &last, created);
             candidate.last = last;
             if let Partition::Of { index, .. } = candidate.partition {
@@ -231,13 +240,15 @@ impl<'f> Assembler<'f> {
             }
         }
         self.ledgers.clear();
-        self.topic = Some(Open { name, candidate, children: node.stat.children, cursors: Vec::new() });
+        let path = node.path.to_owned();
+        self.topic = Some(Open { path, name, candidate, children: node.stat.children, cursors: Vec::new() });
     }
 
     fn note_change_events(&mut self, value: &[u8]) {
+        self.level_known = false;
         let list = crate::pulsar::metadata::managed_ledger_info(value);
-        let ids: Vec<i64> = list.iter().flat_map(|list| &list.ledgers).map(|info| info.id).collect();
-        let (last, _) = self.last_of(&ids);
+        let id = list.ok().and_then(|list| list.ledgers.last().map(|info| info.id));
+        let (last, _) = self.last_of(id);
         match (assemble::change_events_empty(value, &last), &self.change_events) {
             (Ok(true), _) | (_, Err(_)) => {}
             (other, Ok(_)) => self.change_events = other,

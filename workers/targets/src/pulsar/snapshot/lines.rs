@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -36,7 +37,7 @@ pub(super) struct Line<'a> {
     order: Option<Cow<'a, str>>,
     #[serde(default, borrow)]
     source: Option<Cow<'a, str>>,
-    #[serde(default)]
+    #[serde(default, rename = "taken_ms")]
     taken_ms: Option<i64>,
     #[serde(default)]
     end: Option<u64>,
@@ -46,25 +47,25 @@ pub(super) struct Line<'a> {
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
     pub(crate) path: &'a str,
-    pub(crate) value: Vec<u8>,
+    pub(crate) value: &'a [u8],
     pub(crate) stat: Stat,
 }
 
 impl Line<'_> {
-    /// Its value and stat.
-    pub(super) fn decoded(&self) -> std::result::Result<(Vec<u8>, Stat), String> {
-        let value = base64::engine::general_purpose::STANDARD
-            .decode(self.data.as_bytes())
+    /// Puts its value into `value` and tells its stat.
+    pub(super) fn decoded(&self, value: &mut Vec<u8>) -> std::result::Result<Stat, String> {
+        value.clear();
+        base64::engine::general_purpose::STANDARD
+            .decode_vec(self.data.as_bytes(), value)
             .map_err(|e| format!("data of {} is not base64: {e}", self.path))?;
-        let stat = Stat {
+        Ok(Stat {
             created_zxid: self.czxid,
             modified_zxid: self.mzxid,
             modified_ms: self.mtime,
             version: self.version,
             children: self.num_children,
             ephemeral: self.ephemeral_owner != 0,
-        };
-        Ok((value, stat))
+        })
     }
 }
 
@@ -95,7 +96,10 @@ fn parse(bytes: &[u8]) -> std::result::Result<Line<'_>, String> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err("it is empty".to_owned());
     }
-    serde_json::from_slice(bytes).map_err(|e| format!("it is not a node (a JSON object with path, data and stat): {e}"))
+    let no_node = |e: &dyn std::fmt::Display| format!("it is not a node (a JSON object with path, data and stat): {e}");
+    // Checked as a whole: checking each string for itself takes longer.
+    let text = std::str::from_utf8(bytes).map_err(|e| no_node(&e))?;
+    serde_json::from_str(text).map_err(|e| no_node(&e))
 }
 
 /// The file's bytes, decompressed by what its first bytes say.
@@ -144,8 +148,11 @@ pub(super) struct Lines {
     blocks: Receiver<io::Result<Vec<u8>>>,
     block: Vec<u8>,
     at: usize,
-    line: Vec<u8>,
-    name: String,
+    /// The present line within the block; none when it began in an earlier one and is in `joined`.
+    inside: Option<Range<usize>>,
+    joined: Vec<u8>,
+    path_of_node: String,
+    value: Vec<u8>,
     number: u64,
     ended: bool,
     end: Option<u64>,
@@ -177,8 +184,10 @@ impl Lines {
             blocks,
             block: Vec::new(),
             at: 0,
-            line: Vec::new(),
-            name: String::new(),
+            inside: None,
+            joined: Vec::new(),
+            path_of_node: String::new(),
+            value: Vec::new(),
             number: 0,
             ended: false,
             end: None,
@@ -198,39 +207,43 @@ impl Lines {
         if self.end.is_some() {
             return Err(self.error("there is more after the line that ends the snapshot"));
         }
-        let line = parse(&self.line).map_err(|why| self.error(why))?;
-        let (value, stat) = line.decoded().map_err(|why| self.error(why))?;
-        self.name.clear();
-        self.name.push_str(&line.path);
+        let mut value = std::mem::take(&mut self.value);
+        let mut path = std::mem::take(&mut self.path_of_node);
+        let line = parse(self.bytes()).map_err(|why| self.error(why))?;
+        let stat = line.decoded(&mut value).map_err(|why| self.error(why))?;
+        path.clear();
+        path.push_str(&line.path);
         self.end = line.end;
-        Ok(Some(Node { path: &self.name, value, stat }))
+        (self.value, self.path_of_node) = (value, path);
+        Ok(Some(Node { path: &self.path_of_node, value: &self.value, stat }))
     }
 
     /// The bytes of the next line; false at the end.
     pub(super) fn next_line(&mut self) -> Result<bool> {
-        self.line.clear();
+        self.inside = None;
+        self.joined.clear();
         loop {
             if self.at == self.block.len() && !self.next_block()? {
-                if self.line.is_empty() {
+                if self.joined.is_empty() {
                     return Ok(false);
                 }
                 self.number += 1;
                 return Err(self.error("the file ends inside it: the file was cut"));
             }
-            let rest = &self.block[self.at..];
-            match rest.iter().position(|byte| *byte == b'\n') {
-                Some(length) => {
-                    self.line.extend_from_slice(&rest[..length]);
-                    self.at += length + 1;
-                    self.number += 1;
-                    return Ok(true);
-                }
-                None => {
-                    self.line.extend_from_slice(rest);
-                    self.at = self.block.len();
-                }
+            let from = self.at;
+            let end = memchr::memchr(b'\n', &self.block[from..]).map(|length| from + length);
+            self.at = end.map_or(self.block.len(), |end| end + 1);
+            let part = from..end.unwrap_or(self.block.len());
+            if end.is_some() && self.joined.is_empty() {
+                self.inside = Some(part);
+            } else {
+                self.joined.extend_from_slice(&self.block[part]);
             }
-            if self.line.len() > MAX_LINE {
+            if end.is_some() {
+                self.number += 1;
+                return Ok(true);
+            }
+            if self.joined.len() > MAX_LINE {
                 self.number += 1;
                 return Err(self.error(format!("it is longer than {MAX_LINE} bytes")));
             }
@@ -238,7 +251,7 @@ impl Lines {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.line
+        self.inside.clone().map_or(&self.joined, |inside| &self.block[inside])
     }
 
     fn next_block(&mut self) -> Result<bool> {

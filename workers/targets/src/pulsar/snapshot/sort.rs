@@ -116,8 +116,14 @@ fn admin_place(admin: &str) -> Place<'_> {
 
 fn managed<'p>(path: &'p str, rest: &'p str) -> Place<'p> {
     let Some((shard, below)) = shard_and_rest(rest) else { return Place::Elsewhere };
-    let parts: Vec<&str> = below.split('/').collect();
-    match parts.as_slice() {
+    let mut parts = [""; 4];
+    let mut count = 0;
+    for part in below.split('/') {
+        let Some(place) = parts.get_mut(count) else { return Place::Elsewhere };
+        *place = part;
+        count += 1;
+    }
+    match &parts[..count] {
         ["persistent"] => Place::Namespace(shard),
         ["persistent", _] => Place::Topic(shard, rest),
         // Names from before Pulsar 2.0: the namespace stands where the domain stands now.
@@ -227,6 +233,7 @@ pub(super) fn sorted(
         CREATE TABLE ledger (id INTEGER PRIMARY KEY, path TEXT, line BLOB);";
     db.execute_batch(setup).map_err(failed)?;
     let mut lines = Lines::open(path)?;
+    let (mut value, mut last_value) = (Vec::new(), Vec::new());
     let mut tree = Tree::default();
     let load = db.transaction().map_err(failed)?;
     {
@@ -235,7 +242,7 @@ pub(super) fn sorted(
         while lines.next_line()? {
             count.fetch_add(1, Ordering::Relaxed);
             let line = parse_line(lines.bytes()).map_err(|why| lines.error(why))?;
-            let (_, stat) = line.decoded().map_err(|why| lines.error(why))?;
+            let stat = line.decoded(&mut value).map_err(|why| lines.error(why))?;
             let place = place(&line.path, &settings.ledgers_root);
             tree.line(&line.path, stat.children, &place, &settings.ledgers_root);
             if let Place::Ledger(id) = place {
@@ -256,7 +263,7 @@ pub(super) fn sorted(
     while let Some(row) = rows.next().map_err(failed)? {
         let bytes = row.get_ref(0).and_then(|value| Ok(value.as_blob()?)).map_err(failed)?;
         let line = parse_line(bytes).map_err(|why| invalid(path, why))?;
-        let (value, stat) = line.decoded().map_err(|why| invalid(path, why))?;
+        let stat = line.decoded(&mut value).map_err(|why| invalid(path, why))?;
         if roots.iter().any(|root| *root == line.path) {
             continue;
         }
@@ -266,12 +273,12 @@ pub(super) fn sorted(
         {
             let bytes = found.get_ref(0).and_then(|value| Ok(value.as_blob()?)).map_err(failed)?;
             let before = parse_line(bytes).map_err(|why| invalid(path, why))?;
-            let (value, stat) = before.decoded().map_err(|why| invalid(path, why))?;
-            if !take(Node { path: &before.path, value, stat }).map_err(|why| invalid(path, why))? {
+            let stat = before.decoded(&mut last_value).map_err(|why| invalid(path, why))?;
+            if !take(Node { path: &before.path, value: &last_value, stat }).map_err(|why| invalid(path, why))? {
                 return Ok(missing);
             }
         }
-        if !take(Node { path: &line.path, value, stat }).map_err(|why| invalid(path, why))? {
+        if !take(Node { path: &line.path, value: &value, stat }).map_err(|why| invalid(path, why))? {
             return Ok(missing);
         }
     }

@@ -1,0 +1,58 @@
+//! Benchmarks. Each prints ratios against a real peer that runs in the same minute on the same machine; what they mean and what
+//! they should be is in docs/benchmarks.md. Nothing here is a test: no figure makes it fail.
+
+mod limiter;
+mod measure;
+mod pipeline;
+mod scan;
+mod snapshot;
+mod snapshot_file;
+
+use anyhow::{Result, bail};
+
+const USAGE: &str = "usage: bench COMMAND [NAME=VALUE...]
+
+  scan      topics=20000 rounds=5   a scan of a real ZooKeeper against plain reads, one at a time
+  limiter   seconds=60 limit=200    operations counted at ZooKeeper, one scanner process and two
+  snapshot  rounds=3 small=100000 large=1000000 folder=DIR
+                                    plan from a generated file against gzip -dc of it
+  pipeline  rounds=5 candidates=320000 keyed=30000 deciders=16 acts=128
+                                    candidates over JetStream against nats bench
+  generate  topics=N file=FILE      only writes a snapshot file";
+
+/// `NAME=VALUE` words of the command line.
+pub(crate) struct Options(Vec<(String, String)>);
+
+impl Options {
+    fn parse(words: impl Iterator<Item = String>) -> Result<Options> {
+        let pair = |word: String| match word.split_once('=') {
+            Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
+            None => bail!("{word:?} is not NAME=VALUE\n{USAGE}"),
+        };
+        Ok(Options(words.map(pair).collect::<Result<_>>()?))
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    fn number(&self, name: &str, default: u64) -> Result<u64> {
+        self.text(name).map_or(Ok(default), |text| Ok(text.parse()?))
+    }
+}
+
+fn main() -> Result<()> {
+    let mut words = std::env::args().skip(1);
+    let command = words.next().unwrap_or_default();
+    let options = Options::parse(words)?;
+    measure::say_where();
+    match command.as_str() {
+        "scan" => scan::run(&options),
+        "limiter" => limiter::run(&options),
+        "snapshot" => snapshot::run(&options),
+        "pipeline" => pipeline::run(&options),
+        "generate" => snapshot::generate(&options),
+        "reader" => limiter::reader(&options),
+        _ => bail!("{USAGE}"),
+    }
+}

@@ -1,0 +1,168 @@
+//! Snapshot files as a large cluster gives them: per topic the node of its last ledger, its own, and one cursor's, in the bytes
+//! that Pulsar and BookKeeper write.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
+/// The moment that the file says it was taken at.
+const TAKEN_MS: i64 = 1_790_000_000_000;
+const DAY_MS: i64 = 86_400_000;
+/// Topics in one namespace.
+const NAMESPACE: u64 = 1_000;
+/// Ledgers in a topic's list.
+const LEDGERS: i64 = 4;
+
+/// Just enough of protobuf.
+#[derive(Default)]
+struct Proto(Vec<u8>);
+
+impl Proto {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push((value as u8 & 0x7f) | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn int(mut self, tag: u64, value: i64) -> Proto {
+        self.varint(tag << 3);
+        self.varint(value as u64);
+        self
+    }
+
+    fn bytes(mut self, tag: u64, value: &[u8]) -> Proto {
+        self.varint(tag << 3 | 2);
+        self.varint(value.len() as u64);
+        self.0.extend_from_slice(value);
+        self
+    }
+}
+
+struct Writer {
+    out: flate2::write::GzEncoder<BufWriter<File>>,
+    lines: u64,
+    zxid: i64,
+    state: u64,
+}
+
+impl Writer {
+    /// A number that gzip cannot guess.
+    fn random(&mut self) -> u64 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state
+    }
+
+    fn node(&mut self, path: &str, value: &[u8], children: u64, mtime: i64, more: &str) -> Result<()> {
+        self.lines += 1;
+        self.zxid += 1 + (self.random() % 3) as i64;
+        let (zxid, data) = (self.zxid, BASE64.encode(value));
+        let ctime = mtime - (self.random() % 1_000_000) as i64;
+        writeln!(
+            self.out,
+            "{{\"ctime\":{ctime},\"cversion\":{children},\"czxid\":{zxid},\"data\":\"{data}\",{more}\"ephemeralOwner\":0,\
+             \"mtime\":{mtime},\"mzxid\":{},\"numChildren\":{children},\"path\":\"{path}\",\"version\":{}}}",
+            zxid + 7,
+            zxid % 5
+        )?;
+        Ok(())
+    }
+}
+
+/// Writes a file of so many topics, 1 % of them with something to reclaim.
+pub(crate) fn write(path: &Path, topics: u64) -> Result<()> {
+    let file = BufWriter::with_capacity(1 << 20, File::create(path).with_context(|| path.display().to_string())?);
+    let out = flate2::write::GzEncoder::new(file, flate2::Compression::default());
+    let mut to = Writer { out, lines: 0, zxid: 0x1_0000_0000, state: 0x9e37_79b9_7f4a_7c15 };
+    let header = format!("\"order\":\"scan-1\",\"source\":\"pulsar 2@1\",\"taken_ms\":{TAKEN_MS},");
+    to.node("/", b"", 9, TAKEN_MS, &header)?;
+    let layout = "2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1";
+    for (path, value) in [
+        ("/ledgers", ""),
+        ("/ledgers/LAYOUT", layout),
+        ("/admin/policies", ""),
+        ("/admin/partitioned-topics", ""),
+        ("/managed-ledgers", ""),
+    ] {
+        to.node(path, value.as_bytes(), 1, TAKEN_MS, "")?;
+    }
+    for first in (0..topics).step_by(NAMESPACE as usize) {
+        namespace(&mut to, first, NAMESPACE.min(topics - first))?;
+    }
+    let end = format!("\"end\":{},", to.lines + 1);
+    to.node("/", b"", 9, TAKEN_MS, &end)?;
+    to.out.finish()?.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+    Ok(())
+}
+
+fn namespace(to: &mut Writer, first: u64, topics: u64) -> Result<()> {
+    let shard = format!("tenant{}/ns{:05}", first / NAMESPACE % 40, first / NAMESPACE);
+    to.node(&format!("/managed-ledgers/{shard}/persistent"), b"", topics, TAKEN_MS, "")?;
+    let policies = br#"{"replication_clusters":["rig"],"bundles":{"boundaries":["0x00000000","0xffffffff"],"numBundles":1},"retention_policies":{"retentionTimeInMinutes":10080,"retentionSizeInMB":-1},"message_ttl_in_seconds":null,"deleted":false}"#;
+    to.node(&format!("/admin/policies/{shard}"), policies, 0, TAKEN_MS, "")?;
+    let local = br#"{"bundles":{"boundaries":["0x00000000","0x40000000","0x80000000","0xc0000000","0xffffffff"],"numBundles":4}}"#;
+    to.node(&format!("/admin/local-policies/{shard}"), local, 0, TAKEN_MS, "")?;
+    for index in first..first + topics {
+        topic(to, &shard, index)?;
+    }
+    Ok(())
+}
+
+fn topic(to: &mut Writer, shard: &str, index: u64) -> Result<()> {
+    let name = format!("events-{:06}-{index:07}", to.random() % 1_000_000);
+    let due = index % 100 == 17;
+    let newest = TAKEN_MS - if due { 30 * DAY_MS } else { DAY_MS } - (to.random() % 10_000_000) as i64;
+    let first_ledger = index as i64 * LEDGERS + 1000;
+    let mut list = Proto::default();
+    for k in 0..LEDGERS {
+        let (entries, bytes) = ((to.random() % 50_000) as i64 + 1, (to.random() % 500_000_000) as i64);
+        let last = k + 1 == LEDGERS;
+        let info = Proto::default().int(1, first_ledger + k);
+        let info = if last { info } else { info.int(2, entries).int(3, bytes) };
+        list = list.bytes(1, &info.int(4, if last { 0 } else { newest - (LEDGERS - k) * 3_600_000 }).0);
+    }
+    let last = first_ledger + LEDGERS - 1;
+    let digits = format!("{last:010}");
+    let ledger = format!("/ledgers/{}/{}/L{}", &digits[..2], &digits[2..6], &digits[6..]);
+    let metadata = ledger_metadata(to.random(), shard, &name, newest);
+    to.node(&ledger, &metadata, 0, newest, "")?;
+    let path = format!("/managed-ledgers/{shard}/persistent/{name}");
+    to.node(&path, &list.0, 1, newest, "")?;
+    let cursor = Proto::default().int(1, -1).int(2, last).int(3, 4).int(6, newest);
+    to.node(&format!("{path}/subscription-{}", index % 7), &cursor.0, 0, newest, "")
+}
+
+/// Version 3 of a closed ledger's metadata: `DataFormats.proto` of BookKeeper.
+fn ledger_metadata(random: u64, shard: &str, name: &str, closed_ms: i64) -> Vec<u8> {
+    let custom = |key: &str, value: &str| Proto::default().bytes(1, key.as_bytes()).bytes(2, value.as_bytes()).0;
+    let mut segment = Proto::default().int(2, 0);
+    for bookie in 0..2 {
+        let host = format!("bookie-{}.bookkeeper.svc:3181", (random >> (bookie * 8)) % 30);
+        segment = segment.bytes(1, host.as_bytes());
+    }
+    let body = Proto::default()
+        .int(1, 2)
+        .int(2, 2)
+        .int(3, (random % 500_000_000) as i64)
+        .int(4, (random % 50_000) as i64)
+        .int(5, 3)
+        .bytes(6, &segment.0)
+        .int(7, 2)
+        .bytes(8, b"")
+        .int(9, 2)
+        .int(10, closed_ms - 4_000_000)
+        .bytes(11, &custom("application", "pulsar"))
+        .bytes(11, &custom("component", "managed-ledger"))
+        .bytes(11, &custom("pulsar/managed-ledger", &format!("{shard}/persistent/{name}")));
+    let mut value = Proto(b"BookieMetadataFormatVersion\t3\n".to_vec());
+    value.varint(body.0.len() as u64);
+    value.0.extend_from_slice(&body.0);
+    value.0
+}
