@@ -6,6 +6,12 @@ use serde::{Deserialize, Serialize};
 /// The text of evidence that was not read yet, or not at all because it could not change the decision.
 pub const NOT_READ: &str = "not read";
 
+/// Why the policies that topics set for themselves are not known: a broker has the namespace's `__change_events` open. All of it that
+/// is closed is empty, and what may be in the open ledger only the broker knows. It heeds that itself when it is asked to trim; it
+/// does not when it is asked to expire messages.
+pub const CHANGE_EVENTS_OPEN: &str = "a broker has the namespace's __change_events topic open, so what was set since then is not in the \
+     metadata; give --topic-policies FILE or --ask-brokers";
+
 /// Something that a reader looked for.
 ///
 /// `Unknown` always keeps: an error, a partial listing, a value that could not be decoded or was not read is `Unknown`,

@@ -15,7 +15,7 @@ pub mod schema;
 
 pub use decision::{Decision, Expire, Holder, Reason, Verdict};
 pub use envelope::{Body, Event, Invalid, MAX_EVENT_BYTES, Trace};
-pub use evidence::{Evidence, NOT_READ};
+pub use evidence::{CHANGE_EVENTS_OPEN, Evidence, NOT_READ};
 pub use ids::{SHARDS, decision_id, event_id, key_of, shard_of};
 pub use ledger::{
     Cursor, CursorKind, LastLedger, LedgerCandidate, LedgerInfo, LedgerPage, Level, Loaded, MAX_PAGE, Offload,

@@ -4,7 +4,8 @@
 //! not carried out.
 
 use trimtab_events::{
-    Decision, Evidence, LastLedger, LedgerCandidate, LedgerInfo, Loaded, Partition, TopicClass, Verdict,
+    CHANGE_EVENTS_OPEN, Decision, Evidence, LastLedger, LedgerCandidate, LedgerInfo, Loaded, Partition, TopicClass,
+    Verdict,
 };
 
 /// A promise that a decision would break.
@@ -39,7 +40,7 @@ pub fn check(decision: &Decision, topic: &LedgerCandidate, now_ms: i64) -> Resul
     if now_ms < decision.not_before_ms || now_ms > decision.expires_ms {
         return broken("it is not valid at this moment".into());
     }
-    reachable(topic)?;
+    reachable(decision, topic)?;
     prefix(decision, topic)?;
     not_past_cursors(decision, topic, now_ms)?;
     only_subscriptions_expire(decision, topic)?;
@@ -52,7 +53,7 @@ fn broken(says: String) -> Result<(), Violation> {
 }
 
 /// Only a known user topic that a broker can load, of a namespace that is all there.
-fn reachable(topic: &LedgerCandidate) -> Result<(), Violation> {
+fn reachable(decision: &Decision, topic: &LedgerCandidate) -> Result<(), Violation> {
     if topic.class != TopicClass::User || topic.shadow {
         return broken("it is not a plain topic of a user".into());
     }
@@ -63,6 +64,12 @@ fn reachable(topic: &LedgerCandidate) -> Result<(), Violation> {
     }
     match topic.policies.present() {
         Some(policies) if !policies.deleted && policies.topic_level_unknown.is_none() => {}
+        // The owner heeds what it alone has seen when it trims, and not when it is asked to expire.
+        Some(policies)
+            if !policies.deleted
+                && policies.topic_level_unknown.as_deref() == Some(CHANGE_EVENTS_OPEN)
+                && decision.expire.is_empty()
+                && decision.verdict != Verdict::ExpireThenTrim => {}
         _ => return broken("its policies are not all known".into()),
     }
     match &topic.loaded {

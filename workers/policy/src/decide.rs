@@ -181,6 +181,7 @@ fn judge(
             return Err(unknown(format!("whether a broker has it loaded is not known: {why}")));
         }
         exclude::unread(&topic.partition)?;
+        exclude::expires_unseen(verdict, policies)?;
         guard(&case, policies, rule, found)?;
     }
     Ok(verdict)

@@ -1,6 +1,8 @@
 //! What is never looked at further: other people's topics, and everything about which something is not known.
 
-use trimtab_events::{Evidence, LedgerCandidate, LedgerInfo, Partition, Policies, Reason, TopicClass, Verdict};
+use trimtab_events::{
+    CHANGE_EVENTS_OPEN, Evidence, LedgerCandidate, LedgerInfo, Partition, Policies, Reason, TopicClass, Verdict,
+};
 
 /// The name of the rule that speaks when something could not be learned. Reports count by it.
 pub const UNKNOWN: &str = "unknown";
@@ -45,7 +47,9 @@ pub fn readable(topic: &LedgerCandidate) -> Result<(&Policies, &[LedgerInfo]), R
     if topic.shadow {
         return skip("shadow-topic", "a shadow topic: the ledgers it lists belong to its source".into());
     }
-    if let Some(why) = &policies.topic_level_unknown {
+    // What may have been set since a broker opened the topic of policies, that broker heeds itself when it trims; see
+    // `expires_unseen` for what it would not heed.
+    if let Some(why) = policies.topic_level_unknown.as_ref().filter(|why| *why != CHANGE_EVENTS_OPEN) {
         return skip("topic-policies-unknown", format!("topic policies unknown: {why}"));
     }
     match &topic.ledgers {
@@ -90,6 +94,20 @@ fn stray(partition: &Partition) -> Result<(), Ruled> {
         Evidence::Unknown(why) => {
             Err((Verdict::Skip, reason(UNKNOWN, format!("how many partitions its topic has is not known: {why}"))))
         }
+    }
+}
+
+/// Refuses to have messages expired where a topic may have set another TTL for itself that only its broker has seen: asked to
+/// expire, the broker does not look at it.
+///
+/// # Errors
+/// The verdict that ends the matter.
+pub fn expires_unseen(verdict: Verdict, policies: &Policies) -> Result<(), Ruled> {
+    match (verdict, &policies.topic_level_unknown) {
+        (Verdict::ExpireThenTrim, Some(why)) => {
+            Err((Verdict::Skip, reason("topic-policies-unknown", format!("topic policies unknown: {why}"))))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use trimtab_events::{
-    Cursor, CursorKind, Evidence, LastLedger, LedgerCandidate, Loaded, NOT_READ, Partition, Retention, Seen,
+    CHANGE_EVENTS_OPEN, Cursor, CursorKind, Evidence, LastLedger, LedgerCandidate, Loaded, NOT_READ, Partition,
+    Retention, Seen,
 };
 
 use super::metadata::{self, LedgerState};
@@ -96,7 +97,13 @@ pub(crate) fn change_events_empty(value: &[u8], last: &LastLedger) -> Result<boo
     let list = metadata::managed_ledger_info(value).map_err(|e| format!("__change_events: {e}"))?;
     let Some((last_info, before)) = list.ledgers.split_last() else { return Ok(true) };
     let listed_empty = before.iter().all(|info| info.entries == Some(0)) && last_info.entries.unwrap_or(0) == 0;
-    Ok(listed_empty && matches!(last, LastLedger::Closed { entries: 0, .. } | LastLedger::Missing))
+    match last {
+        _ if !listed_empty => Ok(false),
+        LastLedger::Closed { entries: 0, .. } | LastLedger::Missing => Ok(true),
+        LastLedger::Closed { .. } => Ok(false),
+        LastLedger::Open => Err(CHANGE_EVENTS_OPEN.to_owned()),
+        LastLedger::Unknown { why } => Err(format!("the last ledger of __change_events is not known: {why}")),
+    }
 }
 
 /// The text for a namespace whose topic policies cannot be learned from the metadata.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use tokio::sync::{Mutex, OnceCell};
-use trimtab_events::{Cursor, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, Scope};
+use trimtab_events::{CHANGE_EVENTS_OPEN, Cursor, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, Scope};
 
 use super::assemble::{self, CHANGE_EVENTS, Namespace, Settings};
 use super::names::{self, TopicName};
@@ -143,7 +143,8 @@ impl PulsarInventory {
             None => Evidence::Absent,
         };
         let topic_level = self.topic_level(name, has_change_events).await?;
-        let must_ask = self.ask.is_some() && topic_level == TopicLevel::Unknown(CHANGE_EVENTS.to_owned());
+        let must_ask = self.ask.is_some()
+            && matches!(&topic_level, TopicLevel::Unknown(why) if [CHANGE_EVENTS, CHANGE_EVENTS_OPEN].contains(&why.as_str()));
         Ok((Namespace { policies, boundaries, topic_level }, must_ask))
     }
 
