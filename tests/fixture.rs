@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use serde_json::Value;
-use trimtab_events::{Decision, LedgerCandidate, ScanRef, Scope};
+use trimtab_events::{CHANGE_EVENTS_OPEN, Decision, Evidence, LedgerCandidate, ScanRef, Scope, Verdict};
 use trimtab_policy::{Context, Policy, PolicyConfig, check, decide};
 use trimtab_targets::pulsar::snapshot::Snapshot;
 use trimtab_targets::pulsar::{Settings, topic_policies_file};
@@ -49,6 +49,24 @@ fn decide_all(topics: &[LedgerCandidate]) -> BTreeMap<String, Decision> {
         (topic.subject.clone(), decision)
     };
     topics.iter().map(decided).collect()
+}
+
+/// What topics may have set since a broker opened `__change_events` only that broker knows. It heeds it when it trims, not when it
+/// is asked to expire.
+#[tokio::test]
+async fn an_open_topic_of_policies_allows_trims_and_no_expiry() {
+    let (topics, _) = topics(&data("metadata-small.jsonl.gz"), settings(true)).await;
+    let decided = |name: &str, unknown: &str| {
+        let mut topic = topics.iter().find(|topic| topic.subject == name).unwrap().clone();
+        let Evidence::Present(policies) = &mut topic.policies else { panic!("{topic:?}") };
+        policies.topic_level_unknown = Some(unknown.to_owned());
+        let mut decisions = decide_all(std::slice::from_ref(&topic));
+        decisions.remove(name).unwrap().verdict
+    };
+    let (trim, expire) = ("persistent://acme/week/caught-up", "persistent://acme/ttl/abandoned");
+    assert_eq!(decided(trim, CHANGE_EVENTS_OPEN), Verdict::Trim);
+    assert_eq!(decided(expire, CHANGE_EVENTS_OPEN), Verdict::Skip);
+    assert_eq!(decided(trim, "something else"), Verdict::Skip);
 }
 
 fn expected() -> Vec<Value> {
