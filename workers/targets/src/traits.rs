@@ -93,4 +93,13 @@ pub trait Act: Send + Sync {
         topic: &'a LedgerCandidate,
         permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>>;
+
+    /// Puts back what an act of this decision may have left changed besides its purpose when it was cut off: for Pulsar, closes the
+    /// topic. Asked for after a restart, where `topic` shows that there is something to put back.
+    fn tidy<'a>(
+        &'a self,
+        decision: &'a Decision,
+        topic: &'a LedgerCandidate,
+        permit: &'a Permit,
+    ) -> BoxFuture<'a, Result<Effect>>;
 }

@@ -41,6 +41,16 @@ impl PulsarAct {
         PulsarAct { admin, inventory, options }
     }
 
+    /// The topic's name, once the brokers that may own it are known.
+    async fn reachable(&self, decision: &Decision) -> Result<TopicName> {
+        let name = TopicName::of_subject(&decision.subject).ok_or_else(|| {
+            TargetError::new(Class::Invalid, format!("acting on {:?}", decision.subject), "it is not a topic's name")
+        })?;
+        let brokers = self.inventory.brokers().await?;
+        self.admin.allow(&brokers).await;
+        Ok(name)
+    }
+
     /// Ids that the topic's list has now; none when the topic is gone.
     async fn listed(&self, name: &TopicName) -> Result<Option<Vec<i64>>> {
         let Some((value, _)) = self.inventory.zk().get(&name.path()).await? else { return Ok(None) };
@@ -122,15 +132,7 @@ impl Act for PulsarAct {
         _permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>> {
         async move {
-            let name = TopicName::of_subject(&decision.subject).ok_or_else(|| {
-                TargetError::new(
-                    Class::Invalid,
-                    format!("acting on {:?}", decision.subject),
-                    "it is not a topic's name",
-                )
-            })?;
-            let brokers = self.inventory.brokers().await?;
-            self.admin.allow(&brokers).await;
+            let name = self.reachable(decision).await?;
             let mut effect = Effect::default();
             let done = async {
                 if decision.verdict == Verdict::ExpireThenTrim {
@@ -146,6 +148,24 @@ impl Act for PulsarAct {
                 self.close(&name, &mut effect).await;
             }
             done.map(|()| effect)
+        }
+        .boxed()
+    }
+
+    fn tidy<'a>(
+        &'a self,
+        decision: &'a Decision,
+        topic: &'a LedgerCandidate,
+        _permit: &'a Permit,
+    ) -> BoxFuture<'a, Result<Effect>> {
+        async move {
+            let mut effect = Effect::default();
+            // A closed last ledger: nobody has it loaded, and asking about it would load it.
+            if topic.loaded != Loaded::No {
+                let name = self.reachable(decision).await?;
+                self.close(&name, &mut effect).await;
+            }
+            Ok(effect)
         }
         .boxed()
     }

@@ -143,7 +143,17 @@ impl Executor {
         if after.is_none() {
             reasons.push(reason("verify", "the topic does not exist any more"));
         }
-        let ended = Ended { status, reasons, before, after, unloaded: false };
+        let mut unloaded = false;
+        if let (Some(topic), Some(permit)) = (&topic, Permit::for_mode(self.parts.mode)) {
+            match self.parts.act.tidy(&decision, topic, &permit).await {
+                Ok(effect) => {
+                    unloaded = effect.unloaded;
+                    reasons.extend(effect.notes.into_iter().map(|note| reason("call", note)));
+                }
+                Err(e) => reasons.push(reason("call", format!("what the act left open was not closed: {e}"))),
+            }
+        }
+        let ended = Ended { status, reasons, before, after, unloaded };
         self.finish(&decision, ended, decision.decided_ms, out).await
     }
 
