@@ -146,3 +146,27 @@ pub struct ScanReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
 }
+
+impl ScanReport {
+    /// The report of a scan that has seen nothing yet.
+    pub fn begun(scan: ScanRef, target: &str, scope: &Scope, started_ms: i64) -> ScanReport {
+        ScanReport {
+            scan,
+            target: target.to_owned(),
+            scope: scope.clone(),
+            complete: true,
+            shards: 0,
+            failed_shards: BTreeMap::new(),
+            topics: 0,
+            bytes: 0,
+            unknown: 0,
+            verdicts: BTreeMap::new(),
+            proposed: Proposed::default(),
+            candidates: 0,
+            operations: 0,
+            started_ms,
+            ended_ms: started_ms,
+            stopped: None,
+        }
+    }
+}

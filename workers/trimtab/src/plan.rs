@@ -47,24 +47,7 @@ impl Planning<'_> {
     /// # Errors
     /// When the target cannot be read at all, or a snapshot is damaged. A live shard that cannot be read is a problem of the plan.
     pub async fn run(&self, scan: ScanRef, each: &mut dyn FnMut(PlanItem)) -> Result<Planned, TargetError> {
-        let report = ScanReport {
-            scan,
-            target: self.target.to_owned(),
-            scope: self.scope.clone(),
-            complete: true,
-            shards: 0,
-            failed_shards: Default::default(),
-            topics: 0,
-            bytes: 0,
-            unknown: 0,
-            verdicts: Default::default(),
-            proposed: Default::default(),
-            candidates: 0,
-            operations: 0,
-            started_ms: self.now_ms,
-            ended_ms: self.now_ms,
-            stopped: None,
-        };
+        let report = ScanReport::begun(scan, self.target, self.scope, self.now_ms);
         let mut planned = Planned { report, user_topics: 0, problems: Vec::new() };
         let shards = self.inventory.shards(self.scope).await?;
         // A snapshot is one shard and cannot be sorted in memory; a namespace can.

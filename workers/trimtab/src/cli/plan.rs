@@ -296,22 +296,10 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<
 fn stopped(plan: &Plan, scan: ScanRef, config: &Config) -> Option<String> {
     let totals = &plan.totals;
     let report = trimtab_events::ScanReport {
-        scan,
-        target: plan.target.clone(),
-        scope: plan.scope.clone(),
-        complete: plan.complete,
-        shards: 0,
-        failed_shards: Default::default(),
         topics: totals.topics,
         bytes: totals.bytes,
-        unknown: totals.unknown,
-        verdicts: totals.verdicts.clone(),
         proposed: totals.proposed,
-        candidates: 0,
-        operations: 0,
-        started_ms: plan.now_ms,
-        ended_ms: plan.now_ms,
-        stopped: None,
+        ..trimtab_events::ScanReport::begun(scan, &plan.target, &plan.scope, plan.now_ms)
     };
     over_caps(&report, totals.topics, None, &config.caps)
 }

@@ -111,24 +111,7 @@ impl Scanner {
         let now = self.now_ms();
         let scan = ScanRef { id: request.id, fence: lease.fence };
         let Checkpoint { report, user_topics, after } = self.scans.checkpoint(request.id).await?;
-        let fresh = || ScanReport {
-            scan,
-            target: self.parts.target.clone(),
-            scope: request.scope.clone(),
-            complete: true,
-            shards: 0,
-            failed_shards: Default::default(),
-            topics: 0,
-            bytes: 0,
-            unknown: 0,
-            verdicts: Default::default(),
-            proposed: Default::default(),
-            candidates: 0,
-            operations: 0,
-            started_ms: now,
-            ended_ms: 0,
-            stopped: None,
-        };
+        let fresh = || ScanReport::begun(scan, &self.parts.target, &request.scope, now);
         let mut report = report.unwrap_or_else(fresh);
         if let Some(after) = &after {
             info!(scan = %scan.id, after, "the scan goes on where it was left");
