@@ -230,3 +230,51 @@ fn brokers_that_ask_for_tokens_and_tls_are_followed_to_the_owner() {
         assert!(!std::fs::read_to_string(entry.unwrap().path()).unwrap().contains(&secret));
     }
 }
+
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
+fn an_act_that_was_cut_off_is_judged_and_its_topic_closed() {
+    use trimtab::clock::Clock;
+    use trimtab::journal::{Entry, Journal, RecordKind};
+    let mess = Mess::start().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path();
+    let from = format!("zk://{}", mess.rig.zk());
+    let plan = |topic: &str| {
+        let file = state.join(format!("{}.json", topic.replace('/', "-"))).display().to_string();
+        let subject = format!("persistent://attic/{topic}");
+        let _ = run(state, &["plan", "--from", &from, "--topic", &subject, "-o", &file]).exits(0);
+        file
+    };
+    let (cut_off, other) = (plan("week/nosubs"), plan("week/exact"));
+    // What an executor leaves that is killed after the call and before it could close the topic: an intent without an outcome, and
+    // the topic loaded.
+    let cut_off: Value = serde_json::from_str(&std::fs::read_to_string(cut_off).unwrap()).unwrap();
+    let decision = cut_off["items"][0]["decision"].clone();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let journal = Journal::open(&state.join("audit/executor.jsonl"), Clock::system()).unwrap();
+        let before = serde_json::json!({ "seen": decision["seen"], "ledgers": decision["ledgers"], "bytes": 0 });
+        let entry = Entry {
+            kind: RecordKind::Intent,
+            id: decision["id"].as_str().unwrap().to_owned(),
+            subject: decision["subject"].as_str().unwrap().to_owned(),
+            trace_id: String::new(),
+            body: serde_json::json!({ "decision": decision, "before": before }),
+        };
+        journal.write(entry).await.unwrap();
+    });
+    drop(runtime);
+    mess.rig.rest("GET", "persistent/attic/week/nosubs/stats", None).unwrap().ok().unwrap();
+    let loaded = || {
+        run(state, &["plan", "--from", &from, "--topic", "persistent://attic/week/nosubs", "--explain"]).exits(0).out
+    };
+    assert!(loaded().contains("loaded:"), "{}", loaded());
+
+    let _ = run(state, &["apply", &other, "--from", &from, "--max-share", "1"]).exits(0);
+    let story = run(state, &["audit", "show", "persistent://attic/week/nosubs", "--output", "json"]).exits(0).out;
+    let outcome: Value = story.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).next_back().unwrap();
+    assert_eq!((&outcome["kind"], &outcome["body"]["unloaded"]), (&"outcome".into(), &true.into()), "{outcome:#}");
+    assert_eq!(outcome["body"]["reasons"][0]["rule"], "restart");
+    assert!(!loaded().contains("loaded:"), "{}", loaded());
+}
