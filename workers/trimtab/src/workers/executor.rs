@@ -197,7 +197,13 @@ impl Executor {
                 let body = self.recorded(RecordKind::Outcome, &key)?.ok_or_else(lost)?;
                 let outcome: Outcome = serde_json::from_value(body).map_err(|_| lost())?;
                 self.emit(&outcome, out).await?;
-                Ok(outcome)
+                Ok(Outcome {
+                    status: Status::Skipped,
+                    reasons: vec![reason("repeated", "it was carried out before; the record has its outcome")],
+                    freed: Vec::new(),
+                    freed_bytes: 0,
+                    ..outcome
+                })
             }
         }
     }
