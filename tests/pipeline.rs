@@ -187,7 +187,9 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
 #[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
 fn brokers_that_ask_for_tokens_and_tls_are_followed_to_the_owner() {
     use trimtab_tests::pulsar::{PulsarRig, SUPERUSER};
-    let rig = PulsarRig::builder().two_brokers().tokens().tls().start().unwrap();
+    // Brokers trim what they have loaded by themselves, so they must not come by meanwhile.
+    let seldom = ("retentionCheckIntervalInSeconds", "3600");
+    let rig = PulsarRig::builder().two_brokers().tokens().tls().setting(seldom.0, seldom.1).start().unwrap();
     let tenant = Some(r#"{"allowedClusters":["rig"]}"#);
     rig.rest("PUT", "tenants/acme", tenant).unwrap().ok().unwrap();
     rig.rest("PUT", "namespaces/acme/n", None).unwrap().ok().unwrap();
@@ -207,15 +209,36 @@ fn brokers_that_ask_for_tokens_and_tls_are_followed_to_the_owner() {
     };
     let (from, ca, url) = (format!("zk://{}", rig.zk()), rig.ca().display().to_string(), rig.web_tls());
     // `__change_events` is loaded and its last ledger open. What topics may have set since, the broker heeds when it trims.
-    let plan = run(state, &["plan", "--from", &from, "--namespace", "acme/n", "--explain"]).exits(0);
-    assert!(plan.out.contains("6 acts"), "{}", plan.out);
+    let plan = || run(state, &["plan", "--from", &from, "--namespace", "acme/n", "--output", "json"]).exits(0).json();
+    let closed = Instant::now();
+    let plan = loop {
+        let plan = plan();
+        // Not all: a bundle that a client's look-up gives to a broker is loaded again, whole.
+        if plan["totals"]["proposed"]["acts"].as_u64().is_some_and(|acts| acts > 0) {
+            break plan;
+        }
+        assert!(closed.elapsed() < Duration::from_secs(30), "{plan:#}");
+        std::thread::sleep(Duration::from_millis(500));
+    };
+    let planned: Vec<(String, Vec<i64>)> = plan["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| {
+            (item["subject"].as_str().unwrap().to_owned(), serde_json::from_value(item["ledgers"].clone()).unwrap())
+        })
+        .collect();
+    let mut left = || -> Vec<i64> {
+        let listed = |(topic, ids): &(String, Vec<i64>)| {
+            let now: Vec<i64> = client.listed(&Mess::managed_ledger(topic)).unwrap().iter().map(|l| l.id).collect();
+            ids.iter().copied().filter(|id| now.contains(id)).collect::<Vec<_>>()
+        };
+        planned.iter().flat_map(listed).collect()
+    };
     let run_as = |role: &str| {
         let token = token(role);
         let args = ["run", "--apply", "--from", &from, "--namespace", "acme/n", "--max-share", "1", "--admin", &url];
         run(state, &[&args[..], &["--ca-file", &ca, "--token-file", &token]].concat())
-    };
-    let mut left = || -> usize {
-        topics.iter().map(|t| client.listed(&Mess::managed_ledger(&format!("persistent://{t}"))).unwrap().len()).sum()
     };
     let before = left();
     // A role without rights frees nothing, and is told what it lacks.
@@ -223,7 +246,7 @@ fn brokers_that_ask_for_tokens_and_tls_are_followed_to_the_owner() {
     assert!(refused.out.contains("check the token"), "{refused:?}");
     assert_eq!(left(), before);
     let ran = run_as(SUPERUSER).exits(0);
-    assert!(left() <= topics.len(), "{} ledgers are left of {before}: {ran:?}", left());
+    assert_eq!(left(), Vec::<i64>::new(), "{ran:?}");
     let secret = rig.token(SUPERUSER).unwrap();
     assert!(!ran.err.contains(&secret) && !ran.out.contains(&secret));
     for entry in std::fs::read_dir(state.join("audit")).unwrap() {
