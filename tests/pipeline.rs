@@ -82,7 +82,6 @@ fn a_run_in_one_process_frees_exactly_what_is_due() {
     // Planning reads and nothing else: no write reaches ZooKeeper, and no broker is asked for anything.
     let proxy = ZkProxy::start(&mess.rig.zk()).unwrap();
     let from = format!("zk://{}", proxy.address());
-    let zxid = mess.rig.zk_last_zxid().unwrap();
     let plan =
         run(state, &["plan", "--from", &from, "--topic-policies", &policies, "--output", "json"]).exits(0).json();
     assert!(proxy.record().writes().is_empty(), "{:?}", proxy.record().writes());
@@ -91,7 +90,6 @@ fn a_run_in_one_process_frees_exactly_what_is_due() {
     let looked = run(state, &["run", "--from", &from, "--topic-policies", &policies]).exits(0);
     assert!(looked.out.contains("Only looked"), "{looked:?}");
     assert!(proxy.record().writes().is_empty(), "{:?}", proxy.record().writes());
-    let _ = zxid;
 
     // The default limit on the share stops a run that would act on most topics, before the first act.
     let args = ["run", "--apply", "--from", &from, "--topic-policies", &policies];
