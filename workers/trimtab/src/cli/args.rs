@@ -342,15 +342,27 @@ impl BusArgs {
     }
 }
 
+/// The configuration of whatever works on, as `run` and the roles do: where, over which bus, whether to act, how often.
+fn working(
+    global: &Global,
+    source: &SourceArgs,
+    bus: &BusArgs,
+    apply: bool,
+    every: Option<Duration>,
+) -> anyhow::Result<Config> {
+    let mut config = global.config()?;
+    source.apply(&mut config);
+    bus.apply(&mut config);
+    if apply {
+        config.mode = RunMode::Apply;
+    }
+    config.every = every.or(config.every);
+    Ok(config)
+}
+
 impl RunArgs {
     pub(crate) fn config(&self, global: &Global) -> anyhow::Result<Config> {
-        let mut config = global.config()?;
-        self.source.apply(&mut config);
-        self.bus.apply(&mut config);
-        if self.apply {
-            config.mode = RunMode::Apply;
-        }
-        config.every = self.every.or(config.every);
+        let mut config = working(global, &self.source, &self.bus, self.apply, self.every)?;
         self.caps.apply(&mut config)?;
         Ok(config)
     }
@@ -390,13 +402,7 @@ pub struct RoleArgs {
 
 impl RoleArgs {
     pub(crate) fn config(&self, global: &Global) -> anyhow::Result<Config> {
-        let mut config = global.config()?;
-        self.source.apply(&mut config);
-        self.bus.apply(&mut config);
-        if self.apply {
-            config.mode = RunMode::Apply;
-        }
-        config.every = self.every.or(config.every);
+        let mut config = working(global, &self.source, &self.bus, self.apply, self.every)?;
         set(&mut config.keys.seed_file, &self.seed_file);
         config.keys.trusted_deciders.extend(self.trust_decider.iter().cloned());
         config.keys.trusted_executors.extend(self.trust_executor.iter().cloned());
