@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use serde_json::Value;
-use trimtab_events::{CHANGE_EVENTS_OPEN, Decision, Evidence, LedgerCandidate, ScanRef, Scope, Verdict};
+use trimtab_events::{CHANGE_EVENTS_OPEN, Candidate, Decision, Evidence, LedgerCandidate, ScanRef, Scope, Verdict};
 use trimtab_policy::{Context, Policy, PolicyConfig, check, decide};
 use trimtab_targets::pulsar::snapshot::Snapshot;
 use trimtab_targets::pulsar::{Settings, topic_policies_file};
@@ -32,7 +32,8 @@ async fn topics(path: &Path, settings: Settings) -> (Vec<LedgerCandidate>, Vec<S
     let (mut topics, mut problems) = (Vec::new(), Vec::new());
     while let Some(item) = items.next().await {
         match item.unwrap() {
-            Item::Topic(topic) => topics.push(*topic),
+            Item::Candidate(Candidate::Ledger(topic)) => topics.push(*topic),
+            Item::Candidate(other) => panic!("not asked for: {other:?}"),
             Item::Problem(problem) => problems.push(problem),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use base64::Engine;
 use futures::StreamExt;
 use serde_json::{Value, json};
-use trimtab_events::{Decision, Evidence, LastLedger, LedgerCandidate, Loaded, ScanRef, Scope, Verdict};
+use trimtab_events::{Candidate, Decision, Evidence, LastLedger, LedgerCandidate, Loaded, ScanRef, Scope, Verdict};
 use trimtab_policy::{Context, Policy, PolicyConfig, check, decide};
 use trimtab_targets::pulsar::snapshot::Snapshot;
 use trimtab_targets::pulsar::{Settings, TopicName, ledger_path, managed_ledger_info, topic_policies_file};
@@ -205,7 +205,8 @@ fn read_file(path: &Path, settings: Settings) -> Result<Read, String> {
     for item in items {
         match item.map_err(|e| e.to_string())? {
             Item::Problem(problem) => read.problems.push(problem),
-            Item::Topic(topic) => {
+            Item::Candidate(Candidate::Subscriber(log)) => panic!("not asked for: {log:?}"),
+            Item::Candidate(Candidate::Ledger(topic)) => {
                 let decision = decide(&topic, &policy, &context);
                 check(&decision, &topic, NOW_MS).unwrap();
                 assert!(

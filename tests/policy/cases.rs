@@ -47,6 +47,7 @@ fn limits(minutes: i64, mib: i64, ttl_s: i64) -> Evidence<Policies> {
         retention: Setting { value: Retention { minutes, mib }, level: Level::Namespace },
         ttl_s: Setting { value: ttl_s, level: Level::Namespace },
         offload_deletion_lag_ms: -1,
+        subscription_expiration_minutes: None,
         topic_level_unknown: None,
     })
 }
@@ -59,6 +60,7 @@ fn cursors(all: &[(&str, CursorKind, i64, i64)]) -> Evidence<Vec<Cursor>> {
         lower_bound: false,
         modified_ms: NOW - 30 * DAY,
         last_active_ms: 0,
+        detail: None,
     };
     Evidence::Present(all.iter().map(cursor).collect())
 }

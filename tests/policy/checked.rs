@@ -133,7 +133,7 @@ fn with_ledgers(good: &Decision, topic: &LedgerCandidate, add: &mut Add<'_>) {
 
 fn cursor(name: &str, kind: CursorKind, ledger: i64) -> Cursor {
     let mark_delete = Evidence::Present(Position { ledger, entry: -1 });
-    Cursor { name: name.into(), kind, mark_delete, lower_bound: false, modified_ms: 0, last_active_ms: 0 }
+    Cursor { name: name.into(), kind, mark_delete, lower_bound: false, modified_ms: 0, last_active_ms: 0, detail: None }
 }
 
 fn with_cursor(topic: &LedgerCandidate, more: Cursor) -> Evidence<Vec<Cursor>> {

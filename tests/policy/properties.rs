@@ -23,7 +23,8 @@ fn the_space_reaches_every_verdict() {
         let topic = candidates().new_tree(&mut runner).unwrap().current();
         *seen.entry(decided(&topic, vec![], NOW).verdict).or_insert(0) += 1;
     }
-    let rare: Vec<_> = Verdict::ALL.iter().filter(|verdict| seen.get(verdict).is_none_or(|n| *n < 20)).collect();
+    let about_topics = Verdict::ALL.iter().filter(|verdict| !verdict.on_subscriber());
+    let rare: Vec<_> = about_topics.filter(|verdict| seen.get(verdict).is_none_or(|n| *n < 20)).collect();
     assert!(rare.is_empty(), "{rare:?} of {seen:?}");
 }
 
@@ -100,6 +101,7 @@ fn any_cursor() -> impl Strategy<Value = Cursor> {
         lower_bound: false,
         modified_ms: 0,
         last_active_ms: 0,
+        detail: None,
     })
 }
 

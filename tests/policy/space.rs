@@ -129,6 +129,7 @@ fn policies() -> impl Strategy<Value = Evidence<Policies>> {
             retention: Setting { value: Retention { minutes, mib }, level },
             ttl_s: Setting { value: ttl, level },
             offload_deletion_lag_ms: lag,
+            subscription_expiration_minutes: None,
             topic_level_unknown: why,
         });
     prop_oneof![30 => known.prop_map(Evidence::Present), 1 => Just(Evidence::Absent), 1 => Just(unknown())]
@@ -185,6 +186,7 @@ pub fn candidates() -> impl Strategy<Value = LedgerCandidate> {
                 lower_bound: false,
                 modified_ms: NOW - DAY,
                 last_active_ms: 0,
+                detail: None,
             })
             .collect();
         match disorder {

@@ -61,6 +61,7 @@ fn candidate(run: &str, n: u64, due: bool, now_ms: i64) -> LedgerCandidate {
             lower_bound: false,
             modified_ms: closed_ms,
             last_active_ms: closed_ms,
+            detail: None,
         }]),
         terminated: false,
         shadow: false,
@@ -69,6 +70,7 @@ fn candidate(run: &str, n: u64, due: bool, now_ms: i64) -> LedgerCandidate {
             retention: setting(7 * 24 * 60),
             ttl_s: Setting { value: 0, level: Level::Broker },
             offload_deletion_lag_ms: 4 * 3_600_000,
+            subscription_expiration_minutes: None,
             topic_level_unknown: None,
         }),
     }

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{Position, ScanRef, Seen};
+use crate::{History, Position, ScanRef, Seen};
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -18,6 +18,12 @@ pub enum Verdict {
     ExpireThenTrim,
     /// Have the owner load the topic once, which starts the retention time of its last ledger.
     StartClock,
+    /// Announce that a subscriber will be acted on after its grace period.
+    Mark,
+    /// Attach as the subscriber and consume up to a fixed message.
+    Consume,
+    /// Have the owner delete the subscription.
+    DeleteSubscription,
     /// Ledgers are past retention, but a cursor stands before them.
     Blocked,
     /// Nothing is due.
@@ -32,10 +38,13 @@ pub enum Verdict {
 
 impl Verdict {
     /// All verdicts, those that act first.
-    pub const ALL: [Verdict; 8] = [
+    pub const ALL: [Verdict; 11] = [
         Verdict::Trim,
         Verdict::ExpireThenTrim,
         Verdict::StartClock,
+        Verdict::Mark,
+        Verdict::Consume,
+        Verdict::DeleteSubscription,
         Verdict::Blocked,
         Verdict::Keep,
         Verdict::Nothing,
@@ -43,9 +52,14 @@ impl Verdict {
         Verdict::Report,
     ];
 
-    /// Whether carrying it out calls the target.
+    /// Whether an executor carries it out.
     pub fn acts(self) -> bool {
-        matches!(self, Verdict::Trim | Verdict::ExpireThenTrim | Verdict::StartClock)
+        matches!(self, Verdict::Trim | Verdict::ExpireThenTrim | Verdict::StartClock) || self.on_subscriber()
+    }
+
+    /// Whether it is carried out on a subscriber.
+    pub fn on_subscriber(self) -> bool {
+        matches!(self, Verdict::Mark | Verdict::Consume | Verdict::DeleteSubscription)
     }
 
     /// The name used in events, subjects and tables.
@@ -54,6 +68,9 @@ impl Verdict {
             Verdict::Trim => "trim",
             Verdict::ExpireThenTrim => "expire-then-trim",
             Verdict::StartClock => "start-clock",
+            Verdict::Mark => "mark",
+            Verdict::Consume => "consume",
+            Verdict::DeleteSubscription => "delete-subscription",
             Verdict::Blocked => "blocked",
             Verdict::Keep => "keep",
             Verdict::Nothing => "nothing",
@@ -106,7 +123,40 @@ pub struct Expire {
     pub ttl_s: i64,
 }
 
-/// What is to be done about one topic.
+/// What is to be done about a subscriber. The position is fixed: it never means "whatever is latest by then".
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Consume {
+    /// The log it reads.
+    pub log: String,
+    /// Its name.
+    pub subscription: String,
+    /// Where it stands.
+    pub from: Position,
+    /// Everything up to and including this is consumed, and nothing after it. For Hedwig the ledger is that of the range, and the
+    /// entry the message's id.
+    pub to: Position,
+    /// Messages (for Pulsar entries) between the two: what it gives up at most, since some may be acknowledged already.
+    pub messages: i64,
+    /// How long it is left alone after it was announced, seconds.
+    pub grace_s: i64,
+    /// It, and every other subscriber of the log that is to be consumed as well and without which nothing would be freed.
+    pub stale: Vec<Stale>,
+}
+
+/// A subscriber found to be stale, and by what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Stale {
+    /// Its name.
+    pub subscription: String,
+    /// Its progress: any other is a sign of life.
+    pub progress: String,
+    /// Since when nothing of it has changed.
+    pub history: History,
+}
+
+/// What is to be done about one resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
@@ -137,6 +187,9 @@ pub struct Decision {
     /// What to expire first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expire: Vec<Expire>,
+    /// What is to be done about a subscriber.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consume: Option<Consume>,
     /// The cursor that holds ledgers back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<Holder>,

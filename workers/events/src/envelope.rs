@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{Decision, LedgerPage, Outcome, ScanReport, ScanRequest, key_of, shard_of};
+use crate::{Decision, LedgerPage, Notice, Outcome, ScanReport, ScanRequest, SubscriberPage, key_of, shard_of};
 
 /// No event is larger. Larger things go to files or further pages.
 pub const MAX_EVENT_BYTES: usize = 512 * 1024;
@@ -119,10 +119,14 @@ macro_rules! bodies {
 bodies! {
     /// Candidates: topics whose ledgers may be reclaimed.
     LedgerPage(LedgerPage) = "dev.trimtab.candidate.ledger.v1", "candidate.ledger.v1.json";
+    /// Candidates: logs with subscribers that look abandoned.
+    SubscriberPage(SubscriberPage) = "dev.trimtab.candidate.subscriber.v1", "candidate.subscriber.v1.json";
     /// What is to be done about one resource.
     Decision(Decision) = "dev.trimtab.decision.v1", "decision.v1.json";
     /// What came of it.
     Outcome(Outcome) = "dev.trimtab.outcome.v1", "outcome.v1.json";
+    /// Something an owner should hear of.
+    Notice(Notice) = "dev.trimtab.notice.v1", "notice.v1.json";
     /// Scan this now.
     ScanRequest(ScanRequest) = "dev.trimtab.scan.request.v1", "scan.request.v1.json";
     /// What came of a scan.
@@ -134,8 +138,10 @@ impl Body {
     fn address(&self) -> (String, String, String) {
         match self {
             Body::LedgerPage(page) => (String::new(), page.shard.clone(), "ledger".to_owned()),
+            Body::SubscriberPage(page) => (String::new(), page.shard.clone(), "subscriber".to_owned()),
             Body::Decision(d) => (d.target.clone(), d.subject.clone(), d.verdict.name().to_owned()),
             Body::Outcome(o) => (o.target.clone(), o.subject.clone(), o.status.name().to_owned()),
+            Body::Notice(n) => (n.target.clone(), n.subject.clone(), n.announced.name().to_owned()),
             Body::ScanRequest(r) => (r.target.clone(), r.id.to_string(), "request".to_owned()),
             Body::ScanReport(r) => (r.target.clone(), r.scan.id.to_string(), "report".to_owned()),
         }

@@ -3,10 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{Evidence, ScanRef};
-
-/// The most candidates one page holds.
-pub const MAX_PAGE: usize = 64;
+use crate::Evidence;
 
 /// Reads a variant that holds nothing. `deny_unknown_fields` does not reach those of a tagged enum.
 fn nothing_more<'de, D: Deserializer<'de>>(from: D) -> Result<(), D::Error> {
@@ -14,24 +11,6 @@ fn nothing_more<'de, D: Deserializer<'de>>(from: D) -> Result<(), D::Error> {
     #[serde(deny_unknown_fields)]
     struct Nothing {}
     Nothing::deserialize(from).map(|Nothing {}| ())
-}
-
-/// Up to [`MAX_PAGE`] candidates of one shard, in one event.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LedgerPage {
-    /// The scan that saw them.
-    pub scan: ScanRef,
-    /// The shard of the scan (for Pulsar a namespace, `tenant/namespace`).
-    pub shard: String,
-    /// Number of the page within the shard, from 0.
-    pub page: u32,
-    /// The candidates.
-    #[schemars(length(max = 64))]
-    pub candidates: Vec<LedgerCandidate>,
-    /// W3C `traceparent` of each candidate, in the same order; empty when nothing is traced.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub traces: Vec<String>,
 }
 
 /// What was seen of one topic. All times are milliseconds since 1970 as the target's own clock wrote them; 0 and negative
@@ -62,6 +41,15 @@ pub struct LedgerCandidate {
     pub shadow: bool,
     /// Policies in force for it; absent when its namespace has none at all.
     pub policies: Evidence<Policies>,
+}
+
+impl LedgerCandidate {
+    /// About how many bytes its JSON takes: a hundred a ledger, two hundred a cursor.
+    pub fn about_bytes(&self) -> usize {
+        let ledgers = self.ledgers.present().map_or(0, Vec::len);
+        let cursors = self.cursors.present().map_or(0, Vec::len);
+        1024 + ledgers * 120 + cursors * 220
+    }
 }
 
 /// Version of the metadata that was read.
@@ -201,6 +189,23 @@ pub struct Cursor {
     pub modified_ms: i64,
     /// The stored time of last activity, 0 when absent. Proves nothing about idleness.
     pub last_active_ms: i64,
+    /// What only judging its subscriber needs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<CursorDetail>,
+}
+
+/// What of a cursor's node only matters to whoever judges its subscriber.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CursorDetail {
+    /// Version of its node.
+    pub seen: Seen,
+    /// A digest of the position and of everything acknowledged beyond it; 16 hexadecimal digits.
+    pub progress: String,
+    /// Its position is also kept in other clusters.
+    pub replicated: bool,
+    /// The stored time since when it has been idle (Pulsar 5.0.1), 0 when absent.
+    pub idle_since_ms: i64,
 }
 
 /// What a cursor is, by its name.
@@ -257,6 +262,9 @@ pub struct Policies {
     pub ttl_s: Setting<i64>,
     /// How long BookKeeper's copy stays after offloading, milliseconds; negative is for ever.
     pub offload_deletion_lag_ms: i64,
+    /// Minutes after which an idle subscription expires; 0 is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subscription_expiration_minutes: Option<Setting<i64>>,
     /// Topic-level policies could not be learned; the text says why. The values above are then the namespace's only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topic_level_unknown: Option<String>,

@@ -3,24 +3,33 @@
 //! One file per event family. [`Event`] is the envelope (CloudEvents 1.0, structured JSON mode) that carries them;
 //! [`Body`] is what its data may be. `schemas/` is generated from these types by [`schema::all`].
 
+mod candidate;
 mod decision;
 mod envelope;
 mod evidence;
 mod ids;
 mod ledger;
+mod notice;
 mod outcome;
 mod plan;
 mod scan;
 pub mod schema;
+mod subscriber;
 
-pub use decision::{Decision, Expire, Holder, Reason, Verdict};
+pub use candidate::{Candidate, LedgerPage, MAX_PAGE, Page, SubscriberPage};
+pub use decision::{Consume, Decision, Expire, Holder, Reason, Stale, Verdict};
 pub use envelope::{Body, Event, Invalid, MAX_EVENT_BYTES, Trace};
 pub use evidence::{CHANGE_EVENTS_OPEN, Evidence, NOT_READ};
 pub use ids::{SHARDS, decision_id, event_id, key_of, shard_of};
 pub use ledger::{
-    Cursor, CursorKind, LastLedger, LedgerCandidate, LedgerInfo, LedgerPage, Level, Loaded, MAX_PAGE, Offload,
-    Partition, Policies, Position, Retention, Seen, Setting, TopicClass,
+    Cursor, CursorDetail, CursorKind, LastLedger, LedgerCandidate, LedgerInfo, Level, Loaded, Offload, Partition,
+    Policies, Position, Retention, Seen, Setting, TopicClass,
 };
+pub use notice::{Announced, Notice};
 pub use outcome::{Outcome, Status, TopicState};
 pub use plan::{PLAN_FORMAT, Plan, PlanItem, PlanTotals};
 pub use scan::{Proposed, ScanRef, ScanReport, ScanRequest, Scope, Trigger};
+pub use subscriber::{
+    HedwigHub, HedwigPointer, HedwigRange, HedwigTopic, History, Log, Mark, Protection, Subscriber,
+    SubscriberCandidate, SubscriberClass, split_subscriber, subscriber_subject,
+};

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{Reason, ScanRef, Seen, Verdict};
+use crate::{LastLedger, LedgerCandidate, Log, Position, Reason, ScanRef, Seen, SubscriberCandidate, Verdict};
 
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -32,7 +32,7 @@ impl Status {
     }
 }
 
-/// A topic's ledgers at one moment.
+/// A log's ledgers, and the subscriber in question, at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TopicState {
@@ -42,6 +42,40 @@ pub struct TopicState {
     pub ledgers: Vec<i64>,
     /// Bytes of the closed ones, one replica.
     pub bytes: i64,
+    /// Where the subscriber stood, when it is about one that exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position: Option<Position>,
+}
+
+impl TopicState {
+    /// Of a topic.
+    pub fn of_topic(topic: &LedgerCandidate) -> TopicState {
+        let list = topic.ledgers.present().map_or(&[][..], Vec::as_slice);
+        let last_bytes = match topic.last {
+            LastLedger::Closed { bytes, .. } if list.last().is_some_and(|last| last.closed_ms <= 0) => bytes.max(0),
+            _ => 0,
+        };
+        TopicState {
+            seen: topic.seen,
+            ledgers: list.iter().map(|info| info.id).collect(),
+            bytes: list.iter().fold(last_bytes, |sum, info| sum.saturating_add(info.bytes.unwrap_or(0).max(0))),
+            position: None,
+        }
+    }
+
+    /// Of a log and one of its subscribers. `none` stands for a version that there is not.
+    pub fn of_subscriber(log: &SubscriberCandidate, name: &str, none: Seen) -> TopicState {
+        let position = log.position(name);
+        match &log.log {
+            Log::Pulsar(topic) => TopicState { position, ..TopicState::of_topic(topic) },
+            Log::Hedwig(topic) => TopicState {
+                seen: topic.seen.present().copied().unwrap_or(none),
+                ledgers: topic.ranges.present().into_iter().flatten().map(|range| range.ledger).collect(),
+                bytes: 0,
+                position,
+            },
+        }
+    }
 }
 
 /// What came of one decision.

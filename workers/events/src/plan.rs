@@ -49,7 +49,10 @@ pub struct PlanTotals {
     pub bytes: u64,
     /// Topics by verdict.
     pub verdicts: std::collections::BTreeMap<String, u64>,
-    /// Topics about which something needed could not be learned.
+    /// Subscribers that were judged, by verdict.
+    #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+    pub subscribers: std::collections::BTreeMap<String, u64>,
+    /// Topics and subscribers about which something needed could not be learned.
     pub unknown: u64,
     /// What applying the plan would do.
     pub proposed: Proposed,
@@ -59,7 +62,7 @@ pub struct PlanTotals {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanItem {
-    /// What the subject is: `topic`.
+    /// What the subject is: `topic` or `subscriber`.
     pub kind: String,
     /// Canonical name.
     pub subject: String,

@@ -42,6 +42,11 @@ impl Scope {
     pub fn is_all(&self) -> bool {
         *self == Scope::default()
     }
+
+    /// Whether it takes namespaces whole or not at all.
+    pub fn whole_namespaces(&self) -> bool {
+        self.topic.is_none() && self.include.is_empty() && self.exclude.is_empty()
+    }
 }
 
 impl std::fmt::Display for Scope {
@@ -132,6 +137,9 @@ pub struct ScanReport {
     pub unknown: u64,
     /// Topics by verdict.
     pub verdicts: BTreeMap<String, u64>,
+    /// Subscribers that were judged, by verdict.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub subscribers: BTreeMap<String, u64>,
     /// What it would have executors do.
     pub proposed: Proposed,
     /// Candidates emitted.
@@ -161,6 +169,7 @@ impl ScanReport {
             bytes: 0,
             unknown: 0,
             verdicts: BTreeMap::new(),
+            subscribers: BTreeMap::new(),
             proposed: Proposed::default(),
             candidates: 0,
             operations: 0,

@@ -19,9 +19,21 @@ pub fn all() -> Vec<(String, Value)> {
 
 /// One queue: name, address, who sends, who receives, schemas of the data.
 const CHANNELS: &[(&str, &str, &str, &str, &[&str])] = &[
-    ("candidates", "trimtab.cand.{target}.{kind}.{shard}", "scanner", "decider", &["candidate.ledger.v1.json"]),
+    (
+        "candidates",
+        "trimtab.cand.{target}.{kind}.{shard}",
+        "scanner",
+        "decider",
+        &["candidate.ledger.v1.json", "candidate.subscriber.v1.json"],
+    ),
     ("decisions", "trimtab.dec.{target}.{action}.{shard}.{key}", "decider", "executor", &["decision.v1.json"]),
-    ("outcomes", "trimtab.res.{target}.{outcome}", "executor", "audit", &["outcome.v1.json", "scan.report.v1.json"]),
+    (
+        "outcomes",
+        "trimtab.res.{target}.{outcome}",
+        "executor",
+        "audit",
+        &["outcome.v1.json", "notice.v1.json", "scan.report.v1.json"],
+    ),
     ("requests", "trimtab.req.{target}", "trigger", "scanner", &["scan.request.v1.json"]),
 ];
 

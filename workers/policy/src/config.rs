@@ -27,18 +27,37 @@ pub enum AgeRule {
     Pip219,
 }
 
-/// What may be done with topics that a rule matches.
+/// What may be done with topics and subscribers that a rule matches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
-    /// Reclaim.
+    /// Trim topics; consume for stale subscribers.
     #[default]
+    #[serde(alias = "consume")]
     Reclaim,
+    /// Trim topics; delete stale subscribers.
+    Delete,
     /// Say what could be reclaimed, never act.
     Report,
     /// Keep.
     Keep,
 }
+
+/// What a subscriber's idleness is judged by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Trust {
+    /// What we saw in several scans.
+    #[default]
+    History,
+    /// The times that the system stores, which lie in both directions. For the first run on an old cluster, under somebody's eyes.
+    Field,
+}
+
+/// How many scans must have seen a stale subscriber, unless a rule says otherwise.
+pub const SIGHTINGS: u32 = 3;
+/// How long a marked subscriber is left alone, unless a rule says otherwise, seconds.
+pub const GRACE_S: i64 = 24 * 3600;
 
 /// An opt-out: who asked for it and until when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,11 +93,23 @@ pub struct Rule {
     /// Messages older than this are expired. Longer than the target's TTL: nothing younger is touched. Shorter, or where the
     /// target has none: only with `override`.
     pub ttl_s: Option<i64>,
-    /// Let `ttl_s` expire what the target itself would keep.
+    /// Let `ttl_s` expire, and `stale_after_s` consume, what the target itself would keep.
     #[serde(rename = "override")]
     pub overrides: bool,
-    /// Topics that would give back less are left alone.
+    /// Topics and subscribers that would give back less are left alone.
     pub min_reclaim_bytes: i64,
+    /// Globs over names of subscriptions: the rule is about these subscribers of the topics it matches, and not about the topics.
+    #[serde(rename = "subscription")]
+    pub subscriptions: Vec<String>,
+    /// A subscriber of which nothing has changed for longer is stale. Longer than the target's own expiration: counts. Shorter: only
+    /// with `override`. Without either nobody is stale.
+    pub stale_after_s: Option<i64>,
+    /// How many scans must have seen it unchanged, [`SIGHTINGS`] when absent.
+    pub sightings: Option<u32>,
+    /// What idleness is judged by.
+    pub trust: Trust,
+    /// How long between the announcement and the act, [`GRACE_S`] when absent; 0 acts without one.
+    pub grace_s: Option<i64>,
 }
 
 /// A policy as an operator writes it.
@@ -136,6 +167,7 @@ impl Globs {
 pub(crate) struct Compiled {
     pub(crate) rule: Rule,
     pub(crate) topics: Globs,
+    pub(crate) subscriptions: Globs,
 }
 
 impl Compiled {
@@ -144,15 +176,32 @@ impl Compiled {
         if rule.name.is_empty() {
             rule.name = format!("rules[{index}]");
         }
-        let negative = [("retention", rule.retention_s), ("retention_size", rule.retention_bytes), ("ttl", rule.ttl_s)];
+        let negative = [
+            ("retention", rule.retention_s),
+            ("retention_size", rule.retention_bytes),
+            ("ttl", rule.ttl_s),
+            ("stale_after", rule.stale_after_s),
+            ("grace", rule.grace_s),
+        ];
         if let Some((field, _)) = negative.into_iter().find(|(_, value)| value.is_some_and(|v| v < 0)) {
             return Err(PolicyError(format!(
                 "rule {}: {field} is negative; leave it out for \"no such limit\"",
                 rule.name
             )));
         }
-        let topics = Globs::new(&rule.topics).map_err(|e| PolicyError(format!("rule {}: {e}", rule.name)))?;
-        Ok(Compiled { rule, topics })
+        if rule.stale_after_s == Some(0) {
+            let why = "stale_after of 0 would take every subscriber for stale; leave it out for \"never\"";
+            return Err(PolicyError(format!("rule {}: {why}", rule.name)));
+        }
+        let globs = |texts| Globs::new(texts).map_err(|e| PolicyError(format!("rule {}: {e}", rule.name)));
+        let (topics, subscriptions) = (globs(&rule.topics)?, globs(&rule.subscriptions)?);
+        Ok(Compiled { topics, subscriptions, rule })
+    }
+
+    /// Whether it is about a topic of any of these names. Its subscriptions are not looked at.
+    pub(crate) fn matches(&self, target: &str, names: &[&str]) -> bool {
+        self.rule.target.as_deref().is_none_or(|t| t == target)
+            && (self.topics.is_empty() || self.topics.find(names).is_some())
     }
 }
 

@@ -39,11 +39,29 @@ impl Policy {
     /// The rule that applies to a topic, if any.
     pub fn rule_for(&self, target: &str, subject: &str, partition: bool) -> Option<&Rule> {
         let (name, base) = names_of(subject, partition);
-        let matches = |compiled: &&Compiled| {
-            compiled.rule.target.as_deref().is_none_or(|t| t == target)
-                && (compiled.topics.is_empty() || compiled.topics.find(&[name, base]).is_some())
+        let about = |compiled: &&Compiled| compiled.subscriptions.is_empty() && compiled.matches(target, &[name, base]);
+        self.rules.iter().find(about).map(|compiled| &compiled.rule)
+    }
+
+    /// The rule that applies to a subscriber of a topic, if any.
+    pub fn rule_for_subscriber(&self, target: &str, log: &str, partition: bool, subscription: &str) -> Option<&Rule> {
+        let (name, base) = names_of(log, partition);
+        let about = |compiled: &&Compiled| {
+            (compiled.subscriptions.is_empty() || compiled.subscriptions.find(&[subscription]).is_some())
+                && compiled.matches(target, &[name, base])
         };
-        self.rules.iter().find(matches).map(|compiled| &compiled.rule)
+        self.rules.iter().find(about).map(|compiled| &compiled.rule)
+    }
+
+    /// Whether any rule says when a subscriber of a topic is stale.
+    pub fn judges_subscribers(&self, target: &str, log: &str, partition: bool) -> bool {
+        let (name, base) = names_of(log, partition);
+        self.rules.iter().any(|c| c.rule.stale_after_s.is_some() && c.matches(target, &[name, base]))
+    }
+
+    /// Whether any rule says when a subscriber is stale.
+    pub fn judges_any_subscriber(&self) -> bool {
+        self.config.rules.iter().any(|rule| rule.stale_after_s.is_some())
     }
 
     /// Why a topic is not to be touched, whatever its ledgers say.
@@ -58,6 +76,16 @@ impl Policy {
             return Some(reason("protected", format!("rule {} protects it for {}", rule.name, protect.by)));
         }
         (rule.action == Action::Keep).then(|| reason("rule", format!("rule {} keeps it", rule.name)))
+    }
+
+    /// The pattern that protects any of these names, if one does.
+    pub(crate) fn protecting(&self, names: &[&str]) -> Option<&str> {
+        self.protect.find(names)
+    }
+
+    /// How long a decision may be carried out, milliseconds.
+    pub(crate) fn valid_ms(&self) -> i64 {
+        self.config.valid_s.saturating_mul(1000)
     }
 
     pub(crate) fn age_rule(&self) -> AgeRule {
@@ -112,12 +140,13 @@ pub fn decide(topic: &LedgerCandidate, policy: &Policy, context: &Context<'_>) -
         dropped_by_load: found.dropped,
         offloaded_copies: found.copies,
         expire: found.expire,
+        consume: None,
         holder: found.holder,
         revisit_ms: found.revisit_ms,
         reasons: found.reasons,
         decided_ms: context.now_ms,
         not_before_ms: context.now_ms,
-        expires_ms: context.now_ms.saturating_add(policy.config.valid_s.saturating_mul(1000)),
+        expires_ms: context.now_ms.saturating_add(policy.valid_ms()),
     }
 }
 

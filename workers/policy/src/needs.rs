@@ -1,7 +1,7 @@
 //! What else must be read before a topic can be decided. Metadata operations are counted and limited, so a topic of which
 //! nothing is old enough to matter costs one read.
 
-use trimtab_events::{LastLedger, LedgerCandidate, NOT_READ, Partition, Retention};
+use trimtab_events::{CursorKind, LastLedger, LedgerCandidate, LedgerInfo, NOT_READ, Partition, Policies, Retention};
 
 use crate::decide::{Context, Policy};
 use crate::rules::cursors::old_enough;
@@ -17,6 +17,8 @@ pub struct Needs {
     pub cursors: bool,
     /// How many partitions the partitioned topic has.
     pub partition: bool,
+    /// Its subscribers are to be judged.
+    pub subscribers: bool,
 }
 
 /// What of the parts marked as [`NOT_READ`](trimtab_events::NOT_READ) could change the decision. Reading the last ledger first may spare the cursors.
@@ -42,11 +44,35 @@ pub fn needs(topic: &LedgerCandidate, policy: &Policy, context: &Context<'_>) ->
             });
         due || clock || !copies.is_empty()
     };
+    let subscribers = holds(list) && judged(topic, policies, policy, context);
     Needs {
         last: possible && last_unread,
-        cursors: possible && topic.cursors.is_not_read(),
-        partition: possible && partition_unread,
+        cursors: (possible || subscribers) && topic.cursors.is_not_read(),
+        partition: (possible || (subscribers && anybody_behind(topic, list))) && partition_unread,
+        subscribers,
     }
+}
+
+/// Whether anything says when a subscriber of the topic is stale.
+fn judged(topic: &LedgerCandidate, policies: &Policies, policy: &Policy, context: &Context<'_>) -> bool {
+    let own = policies.subscription_expiration_minutes.is_some_and(|setting| setting.value > 0);
+    let partition = matches!(topic.partition, Partition::Of { .. });
+    own || policy.judges_subscribers(context.target, &topic.subject, partition)
+}
+
+/// Whether a subscriber could hold anything: only ledgers before the last one are counted.
+fn holds(list: &[LedgerInfo]) -> bool {
+    list.split_last().is_some_and(|(_, before)| before.iter().any(|info| info.entries != Some(0)))
+}
+
+/// Whether a subscription stands before the last ledger.
+fn anybody_behind(topic: &LedgerCandidate, list: &[LedgerInfo]) -> bool {
+    let last = list.last().map_or(i64::MAX, |info| info.id);
+    let cursors = topic.cursors.present().map_or(&[][..], Vec::as_slice);
+    let behind = |at: &trimtab_events::Position| at.ledger < last;
+    cursors
+        .iter()
+        .any(|cursor| cursor.kind == CursorKind::Subscription && cursor.mark_delete.present().is_none_or(behind))
 }
 
 /// Whether anything could be due whatever the last ledger turns out to be.

@@ -2,7 +2,7 @@
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use trimtab_events::{Decision, LedgerCandidate, Scope};
+use trimtab_events::{Candidate, Decision, LedgerCandidate, Scope};
 
 use crate::error::Result;
 
@@ -18,11 +18,13 @@ pub struct Reads {
     pub cursors: bool,
     /// The number of partitions.
     pub partition: bool,
+    /// Its subscribers are candidates of their own.
+    pub subscribers: bool,
 }
 
 impl Reads {
     /// Everything.
-    pub const ALL: Reads = Reads { last: true, cursors: true, partition: true };
+    pub const ALL: Reads = Reads { last: true, cursors: true, partition: true, subscribers: false };
 }
 
 /// Says what else is worth reading of a topic, given what was read so far. Called again after each further read.
@@ -31,8 +33,8 @@ pub type ReadsOf<'a> = &'a (dyn Fn(&LedgerCandidate) -> Reads + Send + Sync);
 /// One thing that a scan of a shard found.
 #[derive(Debug)]
 pub enum Item {
-    /// A topic.
-    Topic(Box<LedgerCandidate>),
+    /// Something that may be reclaimed, or not.
+    Candidate(Candidate),
     /// Something in the shard could not be read; what it is and why. The shard is not complete.
     Problem(String),
 }
@@ -45,8 +47,9 @@ pub trait Inventory: Send + Sync {
     fn shards<'a>(&'a self, scope: &'a Scope) -> BoxFuture<'a, Result<Vec<Shard>>>;
     /// Everything in one shard that is also in the scope. An error ends it: the shard is to be scanned again.
     fn scan<'a>(&'a self, shard: &'a str, scope: &'a Scope, reads: ReadsOf<'a>) -> BoxStream<'a, Result<Item>>;
-    /// One subject again, with everything. `None` when it does not exist.
-    fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<LedgerCandidate>>>;
+    /// What the subject of a decision is about again, with everything: for that of a subscriber its whole log. `None` when it does not
+    /// exist.
+    fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<Candidate>>>;
     /// Metadata operations made so far.
     fn operations(&self) -> u64;
 }
@@ -85,21 +88,21 @@ pub struct Effect {
 
 /// Carries out decisions through the owner.
 pub trait Act: Send + Sync {
-    /// Carries out one decision, which the caller has checked on `topic` a moment ago. Returns once the metadata shows the
+    /// Carries out one decision, which the caller has checked on `seen` a moment ago. Returns once the metadata shows the
     /// effect, or the time allowed for that is over.
     fn act<'a>(
         &'a self,
         decision: &'a Decision,
-        topic: &'a LedgerCandidate,
+        seen: &'a Candidate,
         permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>>;
 
     /// Puts back what an act of this decision may have left changed besides its purpose when it was cut off: for Pulsar, closes the
-    /// topic. Asked for after a restart, where `topic` shows that there is something to put back.
+    /// topic. Asked for after a restart, where `seen` shows that there is something to put back.
     fn tidy<'a>(
         &'a self,
         decision: &'a Decision,
-        topic: &'a LedgerCandidate,
+        seen: &'a Candidate,
         permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>>;
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trimtab_policy::{Action, AgeRule, Policy, PolicyConfig, Protect, Rule};
+use trimtab_policy::{Action, AgeRule, Policy, PolicyConfig, Protect, Rule, Trust};
 use trimtab_targets::Mode;
 
 /// Why a configuration cannot be used.
@@ -47,6 +47,18 @@ pub struct Config {
     pub http: HttpConfig,
     /// Traces.
     pub telemetry: TelemetryConfig,
+    /// Who is told what will be acted on.
+    pub notify: NotifyConfig,
+}
+
+/// Who is told what will be acted on.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NotifyConfig {
+    /// Address that each notice is posted to, as JSON.
+    pub webhook: Option<String>,
+    /// File with a token that is sent along as a bearer.
+    pub token_file: Option<PathBuf>,
 }
 
 /// Whether anything may be changed.
@@ -107,6 +119,8 @@ pub struct PulsarConfig {
     pub default_ttl_s: i64,
     /// The brokers' `managedLedgerOffloadDeletionLagMs`.
     pub default_offload_deletion_lag_ms: i64,
+    /// The brokers' `subscriptionExpirationTimeMinutes`.
+    pub default_subscription_expiration_minutes: i64,
     /// The brokers' `replicatorPrefix`.
     pub replicator_prefix: String,
     /// The brokers' `additionalSystemCursorNames`.
@@ -139,6 +153,7 @@ impl Default for PulsarConfig {
             default_retention_mib: 0,
             default_ttl_s: 0,
             default_offload_deletion_lag_ms: 4 * 3600 * 1000,
+            default_subscription_expiration_minutes: 0,
             replicator_prefix: "pulsar.repl".to_owned(),
             system_cursors: Vec::new(),
             ledgers_root: "/ledgers".to_owned(),
@@ -218,7 +233,8 @@ pub struct RuleText {
     pub topics: Vec<String>,
     /// Only this target.
     pub target: Option<String>,
-    /// `reclaim` (default), `report` or `keep`.
+    /// `reclaim` (default: trim topics, consume for stale subscribers), `delete` (trim topics, delete stale subscribers), `report` or
+    /// `keep`.
     pub action: Action,
     /// Opt-out: who asked for it, and until when (RFC 3339).
     pub protect: Option<ProtectText>,
@@ -233,8 +249,21 @@ pub struct RuleText {
     /// Let `ttl` expire what the target itself would keep.
     #[serde(rename = "override")]
     pub overrides: bool,
-    /// Leave topics alone that would give back less (`10MiB`).
+    /// Leave topics and subscribers alone that would give back less (`10MiB`).
     pub min_reclaim: Option<String>,
+    /// Globs over names of subscriptions: the rule is about these subscribers of the topics it matches, and not about the topics.
+    pub subscription: Vec<String>,
+    /// A subscriber of which nothing has changed for longer is stale. Without it, and without an expiration in the target's own
+    /// policies, nobody is.
+    #[serde(with = "humantime_serde")]
+    pub stale_after: Option<Duration>,
+    /// How many scans must have seen it unchanged. Default: 3.
+    pub sightings: Option<u32>,
+    /// What idleness is judged by: `history` (default), what our own scans saw; or `field`, the times that the system stores, which lie.
+    pub trust: Trust,
+    /// How long a stale subscriber is left alone after it was announced. Default: 24 h; `0s` acts without announcing.
+    #[serde(with = "humantime_serde")]
+    pub grace: Option<Duration>,
 }
 
 /// An opt-out as it is written.
@@ -390,6 +419,9 @@ impl Config {
                 format!("http.listen is {listen}, which others can reach: set http.token_file, or listen on 127.0.0.1");
             return Err(ConfigError(why));
         }
+        if let Some(webhook) = &self.notify.webhook {
+            crate::notify::Notify::new(webhook, None).map_err(ConfigError)?;
+        }
         self.policy().map(|_| ())
     }
 
@@ -453,6 +485,11 @@ impl RuleText {
             ttl_s: seconds(self.ttl),
             overrides: self.overrides,
             min_reclaim_bytes: bytes("min_reclaim", &self.min_reclaim)?.unwrap_or(0),
+            subscriptions: self.subscription.clone(),
+            stale_after_s: seconds(self.stale_after),
+            sightings: self.sightings,
+            trust: self.trust,
+            grace_s: seconds(self.grace),
             name,
         })
     }

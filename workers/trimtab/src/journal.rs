@@ -35,6 +35,10 @@ pub enum RecordKind {
     Outcome,
     /// What came of a scan.
     Scan,
+    /// An owner was told of something.
+    Notice,
+    /// A person asked for something to be left alone, or took that back.
+    Protect,
     /// A person confirmed what a limit had stopped.
     Confirm,
     /// Evidence that a call may erase.

@@ -4,6 +4,7 @@
 //! telemetry, the [`journal`], and the command line in [`cli`]. It decides nothing: rules are in `trimtab-policy`, what a
 //! system can do is in `trimtab-targets`.
 
+pub mod activity;
 pub mod cli;
 pub mod clock;
 pub mod config;
@@ -11,6 +12,7 @@ pub mod config;
 pub mod http;
 pub mod journal;
 pub mod metrics;
+pub mod notify;
 pub mod plan;
 pub mod retry;
 pub mod scans;

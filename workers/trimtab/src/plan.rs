@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use tracing::warn;
-use trimtab_events::{PlanItem, ScanRef, ScanReport, Scope, TopicClass, Verdict};
-use trimtab_policy::{Context, Policy, check, decide, needs};
+use trimtab_events::{Candidate, Decision, LedgerCandidate, PlanItem, ScanRef, ScanReport, Scope, TopicClass, Verdict};
+use trimtab_policy::{Context, Policy, check_any, decide_any};
 use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 
-use crate::workers::{SHARD_TRIES, count};
+use crate::activity::Watch;
+use crate::worker::Failure;
+use crate::workers::{SHARD_TRIES, count, count_subscriber, reads};
 
 /// What a plan is made from.
 pub struct Planning<'a> {
@@ -24,6 +26,9 @@ pub struct Planning<'a> {
     pub now_ms: i64,
     /// Kept topics too, with everything read of them.
     pub explain: bool,
+    /// What is remembered of subscribers, and whether what is seen is remembered from now on. Without it nothing is known of their
+    /// activity.
+    pub watch: Option<(&'a Watch, bool)>,
 }
 
 /// What a plan found, apart from its items.
@@ -91,46 +96,79 @@ impl Planning<'_> {
         each: &mut (dyn FnMut(PlanItem) + '_),
     ) -> Result<(), TargetError> {
         let context = Context { scan, target: self.target, now_ms: self.now_ms };
-        let reads = |topic: &trimtab_events::LedgerCandidate| {
-            if self.explain {
-                return Reads::ALL;
-            }
-            let needs = needs(topic, self.policy, &context);
-            Reads { last: needs.last, cursors: needs.cursors, partition: needs.partition }
+        let reads = |topic: &LedgerCandidate| {
+            let wanted = reads(topic, self.policy, self.target, self.now_ms);
+            if self.explain { Reads { subscribers: wanted.subscribers, ..Reads::ALL } } else { wanted }
+        };
+        let before = planned.problems.len();
+        let mut watch = match self.watch {
+            Some((watch, record)) => Some(watch.shard(shard, record).await.map_err(remembering)?),
+            None => None,
         };
         let mut items = self.inventory.scan(shard, self.scope, &reads);
         while let Some(item) = items.next().await {
-            let topic = match item? {
-                Item::Topic(topic) => topic,
+            let mut candidate = match item? {
+                Item::Candidate(candidate) => candidate,
                 Item::Problem(problem) => {
                     planned.problem(problem);
                     continue;
                 }
             };
-            let decision = decide(&topic, self.policy, &context);
-            count(&mut planned.report, &topic, &decision);
-            planned.user_topics += u64::from(topic.class == TopicClass::User);
-            let acts = decision.verdict.acts();
-            if acts && let Err(violation) = check(&decision, &topic, self.now_ms) {
-                planned.problem(format!("{}: left out, it would break a promise: {violation}", topic.subject));
-                continue;
+            if let (Candidate::Subscriber(log), Some(watch)) = (&mut candidate, &mut watch) {
+                watch.see(log, self.now_ms).await.map_err(remembering)?;
             }
-            if !(acts || self.explain || matches!(decision.verdict, Verdict::Blocked | Verdict::Report)) {
-                continue;
+            for decision in decide_any(&candidate, self.policy, &context) {
+                self.item(&candidate, decision, planned, each);
             }
-            each(PlanItem {
-                kind: "topic".to_owned(),
-                subject: decision.subject.clone(),
-                verdict: decision.verdict,
-                ledgers: decision.ledgers.clone(),
-                bytes: decision.bytes,
-                holder: decision.holder.clone(),
-                reasons: decision.reasons.clone(),
-                decision: acts.then_some(decision),
-            });
+        }
+        let complete = planned.problems.len() == before;
+        if let Some(watch) = watch {
+            watch.finish(complete).await.map_err(remembering)?;
         }
         Ok(())
     }
+
+    fn item(
+        &self,
+        candidate: &Candidate,
+        decision: Decision,
+        planned: &mut Planned,
+        each: &mut (dyn FnMut(PlanItem) + '_),
+    ) {
+        let kind = match candidate {
+            Candidate::Ledger(topic) => {
+                count(&mut planned.report, topic, &decision);
+                planned.user_topics += u64::from(topic.class == TopicClass::User);
+                "topic"
+            }
+            Candidate::Subscriber(_) => {
+                count_subscriber(&mut planned.report, &decision);
+                "subscriber"
+            }
+        };
+        let acts = decision.verdict.acts();
+        if acts && let Err(violation) = check_any(&decision, candidate, self.now_ms) {
+            planned.problem(format!("{}: left out, it would break a promise: {violation}", decision.subject));
+            return;
+        }
+        if !(acts || self.explain || matches!(decision.verdict, Verdict::Blocked | Verdict::Report)) {
+            return;
+        }
+        each(PlanItem {
+            kind: kind.to_owned(),
+            subject: decision.subject.clone(),
+            verdict: decision.verdict,
+            ledgers: decision.ledgers.clone(),
+            bytes: decision.bytes,
+            holder: decision.holder.clone(),
+            reasons: decision.reasons.clone(),
+            decision: acts.then_some(decision),
+        });
+    }
+}
+
+fn remembering(failure: Failure) -> TargetError {
+    TargetError::new(Class::Invalid, "remembering what was seen of subscribers", failure)
 }
 
 impl Planned {

@@ -45,7 +45,7 @@ pub fn slowest<'a>(
 
 /// The first ledger that a cursor at this position holds: its own, or the next one when it stands on the last entry. (The last
 /// ledger of the list counts as well: loading the topic makes a new current one.)
-fn passed(position: Position, after: &AfterLoad) -> i64 {
+pub(crate) fn passed(position: Position, after: &AfterLoad) -> i64 {
     let at_end = |ledger: &&super::retention::Ledger| {
         ledger.id == position.ledger && !ledger.open && position.entry.checked_add(1) == Some(ledger.entries)
     };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
-use trimtab_events::{Decision, LedgerCandidate, Loaded, Verdict};
+use trimtab_events::{Candidate, Decision, Loaded, Verdict};
 
 use super::admin::Admin;
 use super::inventory::PulsarInventory;
@@ -124,14 +124,23 @@ impl PulsarAct {
     }
 }
 
+/// Whether a broker had the topic loaded.
+fn loaded(seen: &Candidate) -> &Loaded {
+    seen.topic().map_or(&Loaded::No, |topic| &topic.loaded)
+}
+
 impl Act for PulsarAct {
     fn act<'a>(
         &'a self,
         decision: &'a Decision,
-        topic: &'a LedgerCandidate,
+        seen: &'a Candidate,
         _permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>> {
         async move {
+            if decision.verdict.on_subscriber() {
+                let what = format!("carrying out {} on {}", decision.verdict, decision.subject);
+                return Err(TargetError::new(Class::Invalid, what, "subscribers are only reported"));
+            }
             let name = self.reachable(decision).await?;
             let mut effect = Effect::default();
             let done = async {
@@ -144,7 +153,7 @@ impl Act for PulsarAct {
             // Also after a failed call: it may have loaded the topic, and a loaded topic without subscriptions is deleted whole
             // by the broker after a minute. Unless the broker did not know the topic: asking would create it.
             let visited = !matches!(&done, Err(e) if e.class() != Class::Transient);
-            if visited && topic.loaded != Loaded::Yes {
+            if visited && *loaded(seen) != Loaded::Yes {
                 self.close(&name, &mut effect).await;
             }
             done.map(|()| effect)
@@ -155,13 +164,13 @@ impl Act for PulsarAct {
     fn tidy<'a>(
         &'a self,
         decision: &'a Decision,
-        topic: &'a LedgerCandidate,
+        seen: &'a Candidate,
         _permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>> {
         async move {
             let mut effect = Effect::default();
             // A closed last ledger: nobody has it loaded, and asking about it would load it.
-            if topic.loaded != Loaded::No {
+            if *loaded(seen) != Loaded::No {
                 let name = self.reachable(decision).await?;
                 self.close(&name, &mut effect).await;
             }

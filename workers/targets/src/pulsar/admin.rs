@@ -388,7 +388,7 @@ impl Admin {
         let ttl_s: Option<i64> = self.optional(&format!("{base}/messageTTL"), name).await?;
         let retention =
             retention.map(|raw| Retention { minutes: raw.retention_time_in_minutes, mib: raw.retention_size_in_mb });
-        Ok(TopicPolicies { retention, ttl_s })
+        Ok(TopicPolicies { retention, ttl_s, ..TopicPolicies::default() })
     }
 
     async fn optional<T: serde::de::DeserializeOwned>(&self, path: &str, name: &TopicName) -> Result<Option<T>> {

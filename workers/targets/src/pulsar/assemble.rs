@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use trimtab_events::{
-    CHANGE_EVENTS_OPEN, Cursor, CursorKind, Evidence, LastLedger, LedgerCandidate, Loaded, NOT_READ, Partition,
-    Retention, Seen,
+    CHANGE_EVENTS_OPEN, Cursor, CursorDetail, CursorKind, Evidence, LastLedger, LedgerCandidate, Loaded, NOT_READ,
+    Partition, Retention, Seen,
 };
 
 use super::metadata::{self, LedgerState};
@@ -21,6 +21,8 @@ pub struct Settings {
     pub default_ttl_s: i64,
     /// `managedLedgerOffloadDeletionLagMs`.
     pub default_offload_deletion_lag_ms: i64,
+    /// `subscriptionExpirationTimeMinutes`.
+    pub default_subscription_expiration_minutes: i64,
     /// `replicatorPrefix`.
     pub replicator_prefix: String,
     /// `additionalSystemCursorNames`.
@@ -37,6 +39,7 @@ impl Default for Settings {
             default_retention: Retention { minutes: 0, mib: 0 },
             default_ttl_s: 0,
             default_offload_deletion_lag_ms: 4 * 3600 * 1000,
+            default_subscription_expiration_minutes: 0,
             replicator_prefix: "pulsar.repl".to_owned(),
             system_cursors: Vec::new(),
             ledgers_root: "/ledgers".to_owned(),
@@ -167,11 +170,27 @@ pub(crate) fn loaded(ledger_created_zxid: i64, lock: &Evidence<i64>) -> Loaded {
 pub(crate) fn cursor(encoded: &str, stat: Stat, value: &[u8], settings: &Settings) -> Cursor {
     let name = names::decode(encoded).unwrap_or_else(|| encoded.to_owned());
     let kind = cursor_kind(&name, settings);
-    let (mark_delete, lower_bound, last_active_ms) = match metadata::cursor_info(value) {
-        Ok(info) => (Evidence::Present(info.mark_delete), info.lower_bound, info.last_active_ms),
-        Err(e) => (Evidence::Unknown(format!("its node could not be decoded: {e}")), false, 0),
-    };
-    Cursor { name, kind, mark_delete, lower_bound, modified_ms: stat.modified_ms, last_active_ms }
+    let modified_ms = stat.modified_ms;
+    match metadata::cursor_info(value) {
+        Ok(info) => Cursor {
+            name,
+            kind,
+            mark_delete: Evidence::Present(info.mark_delete),
+            lower_bound: info.lower_bound,
+            modified_ms,
+            last_active_ms: info.last_active_ms,
+            detail: Some(CursorDetail {
+                seen: stat.seen(),
+                progress: format!("{:x}.{}", stat.created_zxid, info.digest),
+                replicated: info.replicated,
+                idle_since_ms: info.idle_since_ms,
+            }),
+        },
+        Err(e) => {
+            let mark_delete = Evidence::Unknown(format!("its node could not be decoded: {e}"));
+            Cursor { name, kind, mark_delete, lower_bound: false, modified_ms, last_active_ms: 0, detail: None }
+        }
+    }
 }
 
 fn cursor_kind(name: &str, settings: &Settings) -> CursorKind {

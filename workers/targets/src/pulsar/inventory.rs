@@ -6,12 +6,16 @@ use std::sync::Arc;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use tokio::sync::{Mutex, OnceCell};
-use trimtab_events::{CHANGE_EVENTS_OPEN, Cursor, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, Scope};
+use trimtab_events::{
+    CHANGE_EVENTS_OPEN, Candidate, Cursor, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, Scope,
+    split_subscriber,
+};
 
 use super::assemble::{self, CHANGE_EVENTS, Namespace, Settings};
 use super::names::{self, TopicName};
 use super::policies::{self, NamespacePolicies, TopicLevel, TopicPolicies};
 use super::scope::ScopeFilter;
+use super::subscribers::{self, Grouper};
 use super::zk::Zk;
 use crate::error::{Class, Result, TargetError};
 use crate::{Inventory, Item, Reads, ReadsOf};
@@ -333,8 +337,43 @@ impl PulsarInventory {
         }
         if topic.cursors.is_not_read() && reads(&topic).cursors {
             topic.cursors = self.cursors(name).await?;
+            if let Partition::Of { index, count } = &topic.partition
+                && count.is_not_read()
+                && reads(&topic).partition
+            {
+                topic.partition = Partition::Of { index: *index, count: self.partition_count(open, name).await? };
+            }
         }
         Ok(Some(topic))
+    }
+
+    /// The subscribers of a topic; of a partition, as seen over all partitions.
+    async fn with_siblings(&self, open: &Open, name: &TopicName, topic: LedgerCandidate) -> Result<Candidate> {
+        let others = match &topic.partition {
+            Partition::Of { index, count: Evidence::Present(count) } => {
+                (0..*count).filter(|other| other != index).map(|other| name.sibling(other)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let reads = |_: &LedgerCandidate| Reads { cursors: true, ..Reads::default() };
+        let read = |name: TopicName| async move { self.topic(open, &name, &reads).await };
+        let others: Vec<Option<LedgerCandidate>> =
+            stream::iter(others).map(read).buffered(CURSOR_WINDOW).try_collect().await?;
+        let subject = topic.subject.clone();
+        let mut group: Vec<LedgerCandidate> = others.into_iter().flatten().chain([topic]).collect();
+        group.sort_by_key(|part| match &part.partition {
+            Partition::Of { index, .. } => *index,
+            Partition::None => 0,
+        });
+        let own = group.iter().find(|part| part.subject == subject);
+        let log = own.map(|own| subscribers::subscribers_of(own, &group, false));
+        log.map(|log| Candidate::Subscriber(Box::new(log))).ok_or_else(|| {
+            TargetError::new(
+                Class::Bug,
+                format!("reading the subscribers of {subject}"),
+                "it is not among its own partitions",
+            )
+        })
     }
 
     /// A namespace whose topic policies must be asked for: everything is read and recorded before the first call, since the
@@ -373,8 +412,41 @@ impl PulsarInventory {
             let level = TopicLevel::Known(Arc::new(own.into_iter().collect()));
             topic.policies = policies::effective(&open.facts.policies, &level, name, &self.settings);
         }
-        Ok(topics.into_iter().map(|(_, topic)| Item::Topic(Box::new(topic))).collect())
+        Ok(topics.into_iter().map(|(_, topic)| found(topic)).collect())
     }
+}
+
+/// A topic as an item of a scan.
+fn found(topic: LedgerCandidate) -> Item {
+    Item::Candidate(Candidate::Ledger(Box::new(topic)))
+}
+
+/// Adds the subscribers of the topics of which `reads` says that they are candidates of their own.
+pub(super) fn with_subscribers<'a>(
+    items: BoxStream<'a, Result<Item>>,
+    whole: bool,
+    reads: ReadsOf<'a>,
+) -> BoxStream<'a, Result<Item>> {
+    let items = items.map(Some).chain(stream::once(futures::future::ready(None)));
+    let grouped = items.scan(Grouper::new(whole), move |grouper, item| {
+        let mut out = Vec::new();
+        let subscribers = match item {
+            Some(Ok(Item::Candidate(Candidate::Ledger(topic)))) => {
+                let wanted = reads(&topic).subscribers;
+                let done = if wanted { grouper.push((*topic).clone()) } else { Vec::new() };
+                out.push(Ok(found(subscribers::without_details(*topic))));
+                done
+            }
+            Some(other) => {
+                out.push(other);
+                Vec::new()
+            }
+            None => grouper.finish(),
+        };
+        out.extend(subscribers.into_iter().map(|candidate| Ok(Item::Candidate(candidate))));
+        futures::future::ready(Some(stream::iter(out)))
+    });
+    grouped.flatten().boxed()
 }
 
 fn is_change_events(encoded: &str) -> bool {
@@ -446,6 +518,7 @@ impl Inventory for PulsarInventory {
     }
 
     fn scan<'a>(&'a self, shard: &'a str, scope: &'a Scope, reads: ReadsOf<'a>) -> BoxStream<'a, Result<Item>> {
+        let whole = ScopeFilter::new(scope).is_ok_and(|filter| filter.whole_topics());
         let opened = async move {
             let filter = ScopeFilter::new(scope)?;
             let Some(mut open) = self.open(shard).await? else { return Ok(stream::empty().boxed()) };
@@ -461,6 +534,8 @@ impl Inventory for PulsarInventory {
                     None => odd.push(Ok(Item::Problem(format!("/managed-ledgers/{path} is not a topic's name: kept")))),
                 }
             }
+            // A topic's partitions one after the other, in the order of their numbers.
+            names.sort_by(|a, b| (a.base(), a.partition).cmp(&(b.base(), b.partition)));
             if open.must_ask {
                 odd.extend(self.ask_all(&open, &names).await?.into_iter().map(Ok));
                 return Ok(stream::iter(odd).boxed());
@@ -468,20 +543,23 @@ impl Inventory for PulsarInventory {
             let open = Arc::new(open);
             let read = move |name: TopicName| {
                 let open = open.clone();
-                async move { Ok(self.topic(&open, &name, reads).await?.map(|topic| Item::Topic(Box::new(topic)))) }
+                async move { Ok(self.topic(&open, &name, reads).await?.map(found)) }
             };
-            let topics = stream::iter(names).map(read).buffer_unordered(self.zk.window());
+            let topics = stream::iter(names).map(read).buffered(self.zk.window());
             let topics = topics.filter_map(|got| futures::future::ready(got.transpose()));
             Ok::<_, TargetError>(stream::iter(odd).chain(topics).boxed())
         };
-        stream::once(opened)
+        let items = stream::once(opened)
             .flat_map(|opened| opened.unwrap_or_else(|e| stream::once(futures::future::ready(Err(e))).boxed()))
-            .boxed()
+            .boxed();
+        with_subscribers(items, whole, reads)
     }
 
-    fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<LedgerCandidate>>> {
+    fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<Candidate>>> {
         async move {
-            let Some(name) = TopicName::of_subject(subject) else {
+            let subscriber = split_subscriber(subject);
+            let log = subscriber.as_ref().map_or(subject, |(log, _)| *log);
+            let Some(name) = TopicName::of_subject(log) else {
                 let why = "it is not a topic's name; expected persistent://tenant/namespace/topic";
                 return Err(TargetError::new(Class::Invalid, format!("reading {subject:?}"), why));
             };
@@ -502,15 +580,20 @@ impl Inventory for PulsarInventory {
                 locks: Mutex::default(),
                 must_ask,
             };
-            if open.must_ask {
-                let names = [name];
-                let asked = self.ask_all(&open, &names).await?;
-                return Ok(asked.into_iter().find_map(|item| match item {
-                    Item::Topic(topic) => Some(*topic),
-                    Item::Problem(_) => None,
-                }));
+            let topic = if open.must_ask {
+                let asked = self.ask_all(&open, std::slice::from_ref(&name)).await?;
+                asked.into_iter().find_map(|item| match item {
+                    Item::Candidate(Candidate::Ledger(topic)) => Some(*topic),
+                    Item::Candidate(Candidate::Subscriber(_)) | Item::Problem(_) => None,
+                })
+            } else {
+                self.topic(&open, &name, &|_| Reads::ALL).await?
+            };
+            let Some(topic) = topic else { return Ok(None) };
+            match subscriber {
+                None => Ok(Some(Candidate::Ledger(Box::new(subscribers::without_details(topic))))),
+                Some(_) => self.with_siblings(&open, &name, topic).await.map(Some),
             }
-            self.topic(&open, &name, &|_| Reads::ALL).await
         }
         .boxed()
     }

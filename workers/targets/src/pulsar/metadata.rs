@@ -78,9 +78,44 @@ struct RawCursorInfo {
     mark_delete_ledger: Option<i64>,
     #[prost(int64, optional, tag = "3")]
     mark_delete_entry: Option<i64>,
+    #[prost(message, repeated, tag = "4")]
+    holes: Vec<RawRange>,
+    #[prost(message, repeated, tag = "5")]
+    properties: Vec<LongProperty>,
     #[prost(int64, tag = "6")]
     last_active: i64,
+    #[prost(message, repeated, tag = "7")]
+    batches: Vec<RawBatch>,
+    #[prost(int64, tag = "9")]
+    idle_since: i64,
 }
+
+#[derive(Clone, PartialEq, Message)]
+struct RawRange {
+    #[prost(message, optional, tag = "1")]
+    lower: Option<NestedPosition>,
+    #[prost(message, optional, tag = "2")]
+    upper: Option<NestedPosition>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LongProperty {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(int64, tag = "2")]
+    value: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RawBatch {
+    #[prost(message, optional, tag = "1")]
+    position: Option<NestedPosition>,
+    #[prost(int64, repeated, packed = "false", tag = "2")]
+    set: Vec<i64>,
+}
+
+/// The property that marks a replicated subscription (`ReplicatedSubscriptionSnapshotCache` of Pulsar).
+const REPLICATED: &str = "pulsar.replicated.subscription";
 
 #[derive(Clone, PartialEq, Message)]
 struct RawLedgerMetadata {
@@ -112,7 +147,7 @@ pub struct ManagedLedger {
 }
 
 /// A cursor's position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CursorInfo {
     /// Everything up to and including this is acknowledged.
     pub mark_delete: Position,
@@ -120,6 +155,12 @@ pub struct CursorInfo {
     pub lower_bound: bool,
     /// Stored time of last activity, 0 when absent.
     pub last_active_ms: i64,
+    /// Stored time since when it has been idle, 0 when absent.
+    pub idle_since_ms: i64,
+    /// The subscription is replicated.
+    pub replicated: bool,
+    /// A digest of the position and of everything acknowledged beyond it; 16 hexadecimal digits.
+    pub digest: String,
 }
 
 /// A BookKeeper ledger.
@@ -234,7 +275,21 @@ pub fn cursor_info(value: &[u8]) -> Result<CursorInfo, Undecodable> {
         return Err(bad("the cursor has no position"));
     };
     let lower_bound = raw.cursors_ledger.ok_or_else(|| bad("the cursor does not say where its position is"))? >= 0;
-    Ok(CursorInfo { mark_delete: Position { ledger, entry }, lower_bound, last_active_ms: raw.last_active })
+    let acknowledged =
+        RawCursorInfo { cursors_ledger: None, properties: Vec::new(), last_active: 0, idle_since: 0, ..raw.clone() };
+    Ok(CursorInfo {
+        mark_delete: Position { ledger, entry },
+        lower_bound,
+        last_active_ms: raw.last_active,
+        idle_since_ms: raw.idle_since,
+        replicated: raw.properties.iter().any(|property| property.name == REPLICATED && property.value != 0),
+        digest: digest(&acknowledged.encode_to_vec()),
+    })
+}
+
+fn digest(bytes: &[u8]) -> String {
+    use sha2::Digest;
+    sha2::Sha256::digest(bytes)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Decodes the value of a BookKeeper ledger's node, in any of its three versions.

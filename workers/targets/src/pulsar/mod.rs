@@ -12,6 +12,7 @@ mod names;
 mod policies;
 mod scope;
 pub mod snapshot;
+mod subscribers;
 mod zk;
 
 pub use act::{ActOptions, PulsarAct};

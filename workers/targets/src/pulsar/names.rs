@@ -89,6 +89,11 @@ impl TopicName {
         format!("persistent://{}/{}", self.namespace, self.base())
     }
 
+    /// Another partition of the same topic.
+    pub(crate) fn sibling(&self, index: u32) -> TopicName {
+        TopicName::of_parts(self.namespace.clone(), format!("{}{PARTITION}{index}", self.base()))
+    }
+
     /// Path of the managed ledger's node.
     pub fn path(&self) -> String {
         format!("/managed-ledgers/{}/persistent/{}", self.namespace, encode(&self.local))

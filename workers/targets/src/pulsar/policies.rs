@@ -39,6 +39,7 @@ pub(crate) struct NamespacePolicies {
     message_ttl_in_seconds: Option<i64>,
     offload_policies: Option<RawOffload>,
     offload_deletion_lag_ms: Option<i64>,
+    subscription_expiration_time_minutes: Option<i64>,
     deleted: Option<bool>,
 }
 
@@ -100,6 +101,8 @@ pub struct TopicPolicies {
     pub retention: Option<Retention>,
     /// TTL in seconds; 0 switches it off.
     pub ttl_s: Option<i64>,
+    /// Minutes after which an idle subscription expires; 0 is never.
+    pub subscription_expiration_minutes: Option<i64>,
 }
 
 /// The topic-level policies of a namespace.
@@ -130,7 +133,7 @@ pub fn topic_policies_file(text: &str) -> Result<BTreeMap<String, TopicPolicies>
                 format!("{topic:?} is not a topic's name; expected persistent://tenant/namespace/topic")
             })?;
             let retention = raw.retention.map(|(minutes, mib)| Retention { minutes, mib });
-            Ok((name.base_subject(), TopicPolicies { retention, ttl_s: raw.ttl }))
+            Ok((name.base_subject(), TopicPolicies { retention, ttl_s: raw.ttl, ..TopicPolicies::default() }))
         })
         .collect()
 }
@@ -143,9 +146,14 @@ pub(crate) fn stored_topic_policies(value: &[u8]) -> Result<TopicPolicies, Strin
         retention_policies: Option<RawRetention>,
         #[serde(rename = "messageTTLInSeconds")]
         ttl: Option<i64>,
+        subscription_expiration_time_in_minutes: Option<i64>,
     }
     let raw: Raw = serde_json::from_slice(value).map_err(|e| format!("topic policies could not be decoded: {e}"))?;
-    Ok(TopicPolicies { retention: raw.retention_policies.map(Into::into), ttl_s: raw.ttl })
+    Ok(TopicPolicies {
+        retention: raw.retention_policies.map(Into::into),
+        ttl_s: raw.ttl,
+        subscription_expiration_minutes: raw.subscription_expiration_time_in_minutes,
+    })
 }
 
 /// What is in force for a topic: topic, then namespace, then broker.
@@ -175,6 +183,11 @@ pub(crate) fn effective(
         (None, Some(raw)) => Setting { value: raw.into(), level: Level::Namespace },
         (None, None) => Setting { value: settings.default_retention, level: Level::Broker },
     };
+    let expiration = first(
+        topic.subscription_expiration_minutes,
+        own.subscription_expiration_time_minutes.filter(|minutes| *minutes >= 0),
+        settings.default_subscription_expiration_minutes,
+    );
     let lag = own.offload_policies.as_ref().and_then(|o| o.managed_ledger_offload_deletion_lag_in_millis);
     Evidence::Present(Policies {
         deleted: own.deleted.unwrap_or(false),
@@ -184,6 +197,8 @@ pub(crate) fn effective(
         offload_deletion_lag_ms: lag
             .or(own.offload_deletion_lag_ms)
             .unwrap_or(settings.default_offload_deletion_lag_ms),
+        // A default of "never" says nothing, so it is not said.
+        subscription_expiration_minutes: Some(expiration).filter(|e| e.value > 0 || e.level != Level::Broker),
         topic_level_unknown: unknown,
     })
 }

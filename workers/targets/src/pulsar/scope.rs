@@ -58,6 +58,13 @@ impl ScopeFilter {
         self.topic.is_none() && self.include.is_none() && self.exclude.is_empty()
     }
 
+    /// Whether it takes partitioned topics whole or not at all.
+    pub(crate) fn whole_topics(&self) -> bool {
+        self.topic.as_ref().is_none_or(|topic| topic.partition.is_none())
+            && self.include.is_none()
+            && self.exclude.is_empty()
+    }
+
     pub(crate) fn shard(&self, shard: &str) -> bool {
         self.only_namespace().is_none_or(|only| only == shard)
             && self.tenant.as_deref().is_none_or(|tenant| shard.split('/').next() == Some(tenant))

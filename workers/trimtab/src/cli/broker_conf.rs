@@ -51,6 +51,7 @@ fn one(config: &mut Config, key: &str, value: &str) -> Result<(), String> {
         "defaultRetentionTimeInMinutes" => pulsar.default_retention_minutes = number()?,
         "defaultRetentionSizeInMB" => pulsar.default_retention_mib = number()?,
         "ttlDurationDefaultInSeconds" => pulsar.default_ttl_s = number()?,
+        "subscriptionExpirationTimeMinutes" => pulsar.default_subscription_expiration_minutes = number()?,
         "managedLedgerOffloadDeletionLagMs" => pulsar.default_offload_deletion_lag_ms = number()?,
         "replicatorPrefix" => value.clone_into(&mut pulsar.replicator_prefix),
         "additionalSystemCursorNames" => {

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::args::{ApplyArgs, PlanArgs, SnapshotArgs};
 use super::table::{self, Groups};
 use super::{Context, Exit, Usage, runtime};
+use crate::activity::Activity;
 use crate::clock::{Clock, ago, timestamp};
 use crate::config::{Config, show_bytes};
 use crate::plan::{Planned, Planning};
@@ -47,7 +48,17 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
         }
     };
     let now_ms = args.now.map(|now| now.0).or(taken_ms).unwrap_or_else(|| clock.now_ms());
+    // A plan from a file has nothing to remember; a live one reads what earlier runs remembered.
+    let wires = match &args.snapshot {
+        None if policy.judges_any_subscriber() => Some(runtime::wires(&config, &runtime::instance()).await?),
+        _ => None,
+    };
+    let watch = match &wires {
+        Some(wires) => Some(Activity::new(wires.store.clone(), &config.pulsar.name).begin().await?),
+        None => None,
+    };
     let planning = Planning {
+        watch: watch.as_ref().map(|watch| (watch, false)),
         inventory: inventory.as_ref(),
         policy: &policy,
         target: &config.pulsar.name,
@@ -97,6 +108,7 @@ fn head(config: &Config, policy: &Policy, cluster: String, scope: Scope, now_ms:
             topics: report.topics,
             bytes: report.bytes,
             verdicts: report.verdicts.clone(),
+            subscribers: report.subscribers.clone(),
             unknown: report.unknown,
             proposed: report.proposed,
         },
@@ -268,6 +280,7 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<
         // Naming a reviewed plan is the switch.
         mode: Mode::Apply,
         scans: Scans::new(wires.store.clone()),
+        activity: Activity::new(wires.store.clone(), &config.pulsar.name),
         journal,
         trusted: Trusted::default(),
         signer: Signer::ephemeral(),

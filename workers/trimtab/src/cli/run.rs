@@ -14,11 +14,13 @@ use super::args::{ConfirmArgs, RunArgs, ScanArgs};
 use super::runtime::{self, Live, Wires};
 use super::table::{self, Groups};
 use super::{Context, Exit, Usage};
+use crate::activity::Activity;
 use crate::clock::Clock;
-use crate::config::{Config, RunMode, secret};
+use crate::config::{Config, ConfigError, RunMode, secret};
 use crate::http::{self, Check, Served};
 use crate::journal::{Entry, Journal, RecordKind};
 use crate::metrics::Metrics;
+use crate::notify::Notify;
 use crate::plan::Planning;
 use crate::scans::{Gate, Scans, Tally};
 use crate::share::Share;
@@ -60,6 +62,10 @@ impl Process {
 
     pub(crate) fn triggers(&self) -> Triggers {
         Triggers::new(self.wires.bus.clone(), &self.config.pulsar.name, self.clock.clone(), &self.instance)
+    }
+
+    pub(crate) fn activity(&self) -> Activity {
+        Activity::new(self.wires.store.clone(), &self.config.pulsar.name)
     }
 
     pub(crate) fn out(&self) -> Out {
@@ -125,6 +131,7 @@ impl Process {
             caps: self.config.caps,
             mode: self.config.mode.into(),
             scans: self.scans.clone(),
+            activity: self.activity(),
             journal,
             trusted,
             signer,
@@ -143,13 +150,13 @@ impl Process {
         Ok(())
     }
 
-    pub(crate) fn start_audit(
-        &self,
-        journal: Arc<Journal>,
-        outcomes: bool,
-        trusted: Trusted,
-    ) -> Result<(), crate::journal::JournalError> {
-        let audit = Audit::new(journal, outcomes, trusted, self.scans.clone(), self.metrics.clone())?;
+    pub(crate) fn start_audit(&self, journal: Arc<Journal>, outcomes: bool, trusted: Trusted) -> anyhow::Result<()> {
+        let notify = self.config.notify.webhook.as_deref().map(|webhook| {
+            let token = self.config.notify.token_file.as_deref().map(secret).transpose()?;
+            Notify::new(webhook, token).map_err(ConfigError)
+        });
+        let audit =
+            Audit::new(journal, outcomes, trusted, self.scans.clone(), self.metrics.clone(), notify.transpose()?)?;
         self.start(Arc::new(audit), 16);
         Ok(())
     }
@@ -240,8 +247,17 @@ async fn look(context: &Context, config: &Config, scope: &Scope) -> anyhow::Resu
     let journal = config.pulsar.ask_brokers.then(|| runtime::journal(config, "plan", clock.clone())).transpose()?;
     let live = runtime::live(config, journal).await?;
     let policy = config.policy()?;
+    // Looking again and again is how a history comes about.
+    let wires =
+        if policy.judges_any_subscriber() { Some(runtime::wires(config, &runtime::instance()).await?) } else { None };
     loop {
+        let activity = wires.as_ref().map(|wires| Activity::new(wires.store.clone(), &config.pulsar.name));
+        let watch = match &activity {
+            Some(activity) => Some(activity.begin().await?),
+            None => None,
+        };
         let planning = Planning {
+            watch: watch.as_ref().map(|watch| (watch, scope.whole_namespaces())),
             inventory: live.inventory.as_ref(),
             policy: &policy,
             target: &config.pulsar.name,

@@ -90,6 +90,7 @@ pub(crate) fn settings(config: &Config) -> anyhow::Result<Settings> {
         default_retention: Retention { minutes: pulsar.default_retention_minutes, mib: pulsar.default_retention_mib },
         default_ttl_s: pulsar.default_ttl_s,
         default_offload_deletion_lag_ms: pulsar.default_offload_deletion_lag_ms,
+        default_subscription_expiration_minutes: pulsar.default_subscription_expiration_minutes,
         replicator_prefix: pulsar.replicator_prefix.clone(),
         system_cursors: pulsar.system_cursors.clone(),
         ledgers_root: pulsar.ledgers_root.clone(),

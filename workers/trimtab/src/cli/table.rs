@@ -91,6 +91,10 @@ pub(crate) fn totals(report: &ScanReport) -> String {
         report.topics,
         if verdicts.is_empty() { "none".to_owned() } else { verdicts.join(", ") }
     );
+    if !report.subscribers.is_empty() {
+        let judged: Vec<String> = report.subscribers.iter().map(|(verdict, n)| format!("{n} {verdict}")).collect();
+        text += &format!("\n{} subscribers: {}", report.subscribers.values().sum::<u64>(), judged.join(", "));
+    }
     let proposed = report.proposed;
     let bytes = i64::try_from(proposed.bytes).unwrap_or(i64::MAX);
     text += &format!(
@@ -100,7 +104,10 @@ pub(crate) fn totals(report: &ScanReport) -> String {
         show_bytes(bytes)
     );
     if report.unknown > 0 {
-        text += &format!("\n{} topics are kept because something about them could not be learned", report.unknown);
+        text += &format!(
+            "\n{} topics and subscribers are kept because something about them could not be learned",
+            report.unknown
+        );
     }
     text
 }

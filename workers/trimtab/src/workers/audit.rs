@@ -11,6 +11,7 @@ use trimtab_targets::Class;
 
 use crate::journal::{self, Entry, Journal, JournalError, RecordKind};
 use crate::metrics::Metrics;
+use crate::notify::Notify;
 use crate::scans::Scans;
 use crate::sign::Trusted;
 use crate::telemetry;
@@ -24,6 +25,7 @@ pub struct Audit {
     trusted: Trusted,
     scans: Scans,
     metrics: Arc<Metrics>,
+    notify: Option<Notify>,
     /// What this journal has already: an event comes again after a crash or a lost acknowledgement.
     recorded: Mutex<HashSet<String>>,
 }
@@ -39,10 +41,11 @@ impl Audit {
         trusted: Trusted,
         scans: Scans,
         metrics: Arc<Metrics>,
+        notify: Option<Notify>,
     ) -> Result<Audit, JournalError> {
         let mut recorded = HashSet::new();
         journal::read(journal.path(), |record| match record.kind {
-            RecordKind::Scan => {
+            RecordKind::Scan | RecordKind::Notice => {
                 recorded.insert(record.id);
             }
             RecordKind::Outcome if outcomes => {
@@ -50,7 +53,7 @@ impl Audit {
             }
             _ => {}
         })?;
-        Ok(Audit { journal, outcomes, trusted, scans, metrics, recorded: Mutex::new(recorded) })
+        Ok(Audit { journal, outcomes, trusted, scans, metrics, notify, recorded: Mutex::new(recorded) })
     }
 
     /// Writes it, unless it is there. Not under the lock: what waits is written together, and the bus hands the same event out
@@ -99,6 +102,20 @@ impl Worker for Audit {
                     }
                     self.scans.count(&outcome).await
                 }
+                Body::Notice(notice) => {
+                    let entry = Entry {
+                        kind: RecordKind::Notice,
+                        id: event.id.clone(),
+                        subject: notice.subject.clone(),
+                        trace_id: notice.trace_id.clone(),
+                        body: serde_json::to_value(&notice).map_err(|e| Failure::new(Class::Bug, e))?,
+                    };
+                    self.once(event.id.clone(), entry).await?;
+                    match &self.notify {
+                        Some(notify) => notify.send(&notice).await,
+                        None => Ok(()),
+                    }
+                }
                 Body::ScanReport(report) => {
                     let entry = Entry {
                         kind: RecordKind::Scan,
@@ -109,7 +126,7 @@ impl Worker for Audit {
                     };
                     self.once(report.scan.id.to_string(), entry).await
                 }
-                _ => Err(Failure::new(Class::Invalid, "the audit takes outcomes and scan reports only")),
+                _ => Err(Failure::new(Class::Invalid, "the audit takes outcomes, notices and scan reports only")),
             }
         }
         .boxed()

@@ -6,8 +6,8 @@ use futures::future::{BoxFuture, FutureExt};
 use opentelemetry::KeyValue;
 use tracing::{Instrument, info_span};
 use trimtab_bus::{Published, Role};
-use trimtab_events::{Body, Event, LedgerCandidate, LedgerPage, Trace};
-use trimtab_policy::{Context, Policy, decide};
+use trimtab_events::{Body, Candidate, Event, Page, ScanRef, Trace};
+use trimtab_policy::{Context, Policy, decide_any};
 use trimtab_targets::Class;
 
 use super::source;
@@ -32,23 +32,50 @@ impl Decider {
         Decider { policy, signer, clock, source: source("decider", instance), metrics }
     }
 
-    async fn decide(&self, target: &str, page: &LedgerPage, topic: &LedgerCandidate, out: &Out) -> Result<(), Failure> {
-        let context = Context { scan: page.scan, target, now_ms: self.clock.now_ms() };
-        let decision = decide(topic, &self.policy, &context);
-        self.metrics.decisions.add(1, &[KeyValue::new("verdict", decision.verdict.name())]);
+    /// Decides about one candidate.
+    async fn decide(&self, target: &str, scan: ScanRef, candidate: &Candidate, out: &Out) -> Result<(), Failure> {
+        let context = Context { scan, target, now_ms: self.clock.now_ms() };
         let span = tracing::Span::current();
-        span.record("trimtab.verdict", decision.verdict.name());
-        if !decision.verdict.acts() {
-            return Ok(());
-        }
-        let now = timestamp(context.now_ms);
-        let id = decision.id.to_string();
-        let mut event = Event::new(id, &self.source, target, now, telemetry::trace_of(&span), decision)?;
-        self.signer.sign(&mut event).map_err(|e| Failure::new(Class::Bug, e))?;
-        if out.emit(&event).await? == Published::Outstanding {
-            tracing::debug!(subject = topic.subject, "an act on it is outstanding already");
+        for decision in decide_any(candidate, &self.policy, &context) {
+            self.metrics.decisions.add(1, &[KeyValue::new("verdict", decision.verdict.name())]);
+            span.record("trimtab.verdict", decision.verdict.name());
+            if !decision.verdict.acts() {
+                continue;
+            }
+            let now = timestamp(context.now_ms);
+            let (id, subject) = (decision.id.to_string(), decision.subject.clone());
+            let mut event = Event::new(id, &self.source, target, now, telemetry::trace_of(&span), decision)?;
+            self.signer.sign(&mut event).map_err(|e| Failure::new(Class::Bug, e))?;
+            if out.emit(&event).await? == Published::Outstanding {
+                tracing::debug!(subject, "an act on it is outstanding already");
+            }
         }
         Ok(())
+    }
+
+    /// Decides about all candidates of a page.
+    async fn page<C>(
+        &self,
+        target: &str,
+        page: Page<C>,
+        kind: fn(Box<C>) -> Candidate,
+        out: &Out,
+    ) -> Result<(), Failure> {
+        let Page { scan, candidates, traces, .. } = page;
+        let decided = candidates.into_iter().enumerate().map(|(index, candidate)| {
+            let candidate = kind(Box::new(candidate));
+            let span = info_span!(
+                "decide",
+                otel.name = format!("decide candidate.{}", candidate.kind()),
+                trimtab.subject = candidate.subject(),
+                trimtab.verdict = tracing::field::Empty,
+                trimtab.scan = %scan.id,
+            );
+            let parent = traces.get(index).filter(|text| !text.is_empty()).cloned();
+            telemetry::follow(&span, &Trace { parent, state: None });
+            async move { self.decide(target, scan, &candidate, out).await }.instrument(span)
+        });
+        futures::future::try_join_all(decided).await.map(|_| ())
     }
 }
 
@@ -59,22 +86,11 @@ impl Worker for Decider {
 
     fn handle<'a>(&'a self, event: &'a Event, body: Body, out: &'a Out) -> BoxFuture<'a, Result<(), Failure>> {
         async move {
-            let Body::LedgerPage(page) = body else {
-                return Err(Failure::new(Class::Invalid, "a decider takes pages of candidates only"));
-            };
-            let decided = page.candidates.iter().enumerate().map(|(index, topic)| {
-                let span = info_span!(
-                    "decide",
-                    otel.name = "decide candidate.ledger",
-                    trimtab.subject = topic.subject,
-                    trimtab.verdict = tracing::field::Empty,
-                    trimtab.scan = %page.scan.id,
-                );
-                let parent = page.traces.get(index).filter(|text| !text.is_empty()).cloned();
-                telemetry::follow(&span, &Trace { parent, state: None });
-                self.decide(&event.target, &page, topic, out).instrument(span)
-            });
-            futures::future::try_join_all(decided).await.map(|_| ())
+            match body {
+                Body::LedgerPage(page) => self.page(&event.target, page, Candidate::Ledger, out).await,
+                Body::SubscriberPage(page) => self.page(&event.target, page, Candidate::Subscriber, out).await,
+                _ => Err(Failure::new(Class::Invalid, "a decider takes pages of candidates only")),
+            }
         }
         .boxed()
     }

@@ -10,12 +10,14 @@ use tokio::sync::Mutex;
 use tracing::{Instrument, Span, info, info_span, warn};
 use trimtab_bus::Role;
 use trimtab_events::{
-    Body, Decision, Event, LastLedger, LedgerCandidate, Outcome, Reason, Status, TopicState, Verdict, event_id,
+    Announced, Body, Candidate, Decision, Event, Notice, Outcome, Reason, Status, SubscriberCandidate, TopicState,
+    Verdict, event_id, split_subscriber,
 };
-use trimtab_policy::{Context, Policy, check, decide};
+use trimtab_policy::{Context, Policy, check_any, decide_any, reinstate};
 use trimtab_targets::{Act, Class, Inventory, Mode, Permit, TargetError};
 
 use super::source;
+use crate::activity::Activity;
 use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
 use crate::journal::{self, Entry, Journal, JournalError, RecordKind};
@@ -40,6 +42,8 @@ pub struct ExecutorParts {
     pub mode: Mode,
     /// Gates and budgets.
     pub scans: Scans,
+    /// Marks, and wishes to be left alone.
+    pub activity: Activity,
     /// The record.
     pub journal: Arc<Journal>,
     /// Whose decisions are obeyed.
@@ -136,16 +140,16 @@ impl Executor {
         let body = self.recorded(RecordKind::Intent, key)?.ok_or_else(lost)?;
         let decision: Decision = serde_json::from_value(body["decision"].clone()).map_err(|_| lost())?;
         let before: Option<TopicState> = serde_json::from_value(body["before"].clone()).ok();
-        let topic = self.parts.inventory.observe(&decision.subject).await?;
-        let after = topic.as_ref().map(state_of);
+        let seen = self.parts.inventory.observe(&decision.subject).await?;
+        let after = seen.as_ref().map(|seen| state_of(&decision, seen));
         let status = status_after_restart(&decision, before.as_ref(), after.as_ref());
         let mut reasons = vec![reason("restart", "its executor was stopped during the act; this was read afterwards")];
         if after.is_none() {
-            reasons.push(reason("verify", "the topic does not exist any more"));
+            reasons.push(reason("verify", "it does not exist any more"));
         }
         let mut unloaded = false;
-        if let (Some(topic), Some(permit)) = (&topic, Permit::for_mode(self.parts.mode)) {
-            match self.parts.act.tidy(&decision, topic, &permit).await {
+        if let (Some(seen), Some(permit)) = (&seen, Permit::for_mode(self.parts.mode)) {
+            match self.parts.act.tidy(&decision, seen, &permit).await {
                 Ok(effect) => {
                     unloaded = effect.unloaded;
                     reasons.extend(effect.notes.into_iter().map(|note| reason("call", note)));
@@ -185,7 +189,7 @@ impl Executor {
         match known {
             None => {
                 let started = self.now_ms();
-                let ended = self.attempt(decision).await?;
+                let ended = self.attempt(decision, out).await?;
                 self.finish(decision, ended, started, out).await
             }
             Some(Intent::Running) => {
@@ -217,47 +221,120 @@ impl Executor {
         Ok(gate.is_none_or(|gate| gate.closed().is_none()))
     }
 
-    async fn attempt(&self, decision: &Decision) -> Result<Ended, Failure> {
+    async fn attempt(&self, decision: &Decision, out: &Out) -> Result<Ended, Failure> {
         let parts = &self.parts;
         let Some(permit) = Permit::for_mode(parts.mode) else {
             return Ok(Ended::skipped("dry-run", "this executor only looks; it acts with --apply"));
         };
-        let topic = match parts.inventory.observe(&decision.subject).await? {
-            Some(topic) => topic,
+        let mut seen = match parts.inventory.observe(&decision.subject).await? {
+            Some(seen) => seen,
             None => return Ok(Ended::skipped("gone", "it does not exist any more")),
         };
+        let mut decision = decision.clone();
+        match &mut seen {
+            Candidate::Ledger(topic) => {
+                if let Some(wish) = parts.activity.protects(&topic.subject, self.now_ms()).await? {
+                    return Ok(Ended::skipped("protected", format!("{} asked to leave it alone", wish.by)));
+                }
+            }
+            Candidate::Subscriber(log) => self.remember(log, &mut decision).await?,
+        }
         let context = Context { scan: decision.scan, target: &parts.target, now_ms: self.now_ms() };
-        let again = decide(&topic, &parts.policy, &context);
-        if let Some(changed) = difference(decision, &again) {
+        let again =
+            decide_any(&seen, &parts.policy, &context).into_iter().find(|again| again.subject == decision.subject);
+        let Some(again) = again else {
+            return Ok(Ended::skipped("gone", "it does not exist any more"));
+        };
+        if let Some(changed) = difference(&decision, &again) {
             let mut ended = Ended::skipped("changed", changed);
             ended.reasons.extend(again.reasons);
             return Ok(ended);
         }
-        if let Err(violation) = check(&again, &topic, context.now_ms) {
+        if let Err(violation) = check_any(&again, &seen, context.now_ms) {
             warn!(subject = decision.subject, %violation, "a decision would break a promise; this is a bug in the rules");
             return Ok(Ended::skipped("check", format!("it would break a promise: {violation}")));
         }
         if context.now_ms > decision.expires_ms || context.now_ms < decision.not_before_ms {
             return Ok(Ended::skipped("expired", "it is not valid at this moment; the next scan decides anew"));
         }
+        let before = state_of(&again, &seen);
+        if again.verdict == Verdict::Mark {
+            self.intend(&again, &before, &seen).await?;
+            return self.mark(&again, &seen, before, out).await;
+        }
         let bytes = u64::try_from(again.bytes).unwrap_or(0);
         if !parts.scans.reserve(decision.scan.id, bytes, &parts.caps).await? {
             let says = "carrying it out would cross max_acts or max_bytes for its scan";
             return Ok(Ended::skipped("caps", says));
         }
-        let before = state_of(&topic);
-        self.intend(&again, &before, &topic).await?;
-        Ok(self.act(&again, &topic, before, &permit).await)
+        self.intend(&again, &before, &seen).await?;
+        Ok(self.act(&again, &seen, before, &permit).await)
+    }
+
+    /// Gives the subscribers of a log what is known of them: marks, wishes, and the histories of the decision where they have not moved
+    /// since, or only by our own acts on other partitions.
+    async fn remember(&self, log: &mut SubscriberCandidate, decision: &mut Decision) -> Result<(), Failure> {
+        self.parts.activity.recall(log).await?;
+        for stale in decision.consume.iter_mut().flat_map(|consume| &mut consume.stale) {
+            let now = log.subscribers.iter().find(|s| s.name == stale.subscription).and_then(|s| s.progress.present());
+            let Some(now) = now.filter(|now| **now != stale.progress).cloned() else { continue };
+            if self.parts.activity.is_ours(log, &stale.subscription, &stale.progress).await? {
+                if let Some(subscriber) = log.subscribers.iter_mut().find(|s| s.name == stale.subscription) {
+                    subscriber.alive_ms = 0;
+                    if let Some(mark) = subscriber.mark.as_mut().filter(|mark| mark.progress == stale.progress) {
+                        mark.progress.clone_from(&now);
+                    }
+                }
+                stale.progress = now;
+            }
+        }
+        reinstate(log, decision);
+        Ok(())
+    }
+
+    /// Announces that a subscriber will be acted on.
+    async fn mark(
+        &self,
+        decision: &Decision,
+        seen: &Candidate,
+        before: TopicState,
+        out: &Out,
+    ) -> Result<Ended, Failure> {
+        let (Candidate::Subscriber(log), Some(consume)) = (seen, &decision.consume) else {
+            return Err(Failure::new(Class::Bug, "only subscribers are marked"));
+        };
+        let own = consume.stale.iter().find(|stale| stale.subscription == consume.subscription);
+        let progress = own.map(|stale| stale.progress.clone()).unwrap_or_default();
+        let mark = self.parts.activity.mark(log, &consume.subscription, &progress, self.now_ms()).await?;
+        let says = decision.reasons.first().map(|reason| reason.says.clone()).unwrap_or_default();
+        let notice = Notice {
+            scan: decision.scan.id,
+            target: self.parts.target.clone(),
+            subject: decision.subject.clone(),
+            announced: Announced::Marked,
+            says: says.clone(),
+            at_ms: mark.marked_ms,
+            not_before_ms: Some(mark.marked_ms.saturating_add(consume.grace_s.saturating_mul(1000))),
+            bytes: decision.bytes,
+            trace_id: telemetry::trace_id(&Span::current()),
+        };
+        let id = event_id("notice", &[&notice.scan.to_string(), &notice.subject, notice.announced.name()]);
+        let trace = telemetry::trace_of(&Span::current());
+        let now = timestamp(self.now_ms());
+        let event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, notice)?;
+        out.emit(&event).await?;
+        Ok(Ended {
+            status: Status::Done,
+            reasons: vec![reason("mark", says)],
+            after: Some(before.clone()),
+            before: Some(before),
+            unloaded: false,
+        })
     }
 
     /// Records what is about to be done. It is on disk when this returns; without that, nothing is done.
     /// The evidence goes with it: a visit rewrites the times in cursors' nodes.
-    async fn intend(
-        &self,
-        decision: &Decision,
-        before: &TopicState,
-        evidence: &LedgerCandidate,
-    ) -> Result<(), Failure> {
+    async fn intend(&self, decision: &Decision, before: &TopicState, evidence: &Candidate) -> Result<(), Failure> {
         let entry = Entry {
             kind: RecordKind::Intent,
             id: decision.id.to_string(),
@@ -278,7 +355,7 @@ impl Executor {
         result.map(|_| ()).map_err(Failure::from)
     }
 
-    async fn act(&self, decision: &Decision, topic: &LedgerCandidate, before: TopicState, permit: &Permit) -> Ended {
+    async fn act(&self, decision: &Decision, seen: &Candidate, before: TopicState, permit: &Permit) -> Ended {
         let span = info_span!(
             "act",
             otel.name = format!("act {}", decision.verdict),
@@ -288,13 +365,29 @@ impl Executor {
             trimtab.bytes = decision.bytes,
         );
         info!(subject = decision.subject, verdict = decision.verdict.name(), ledgers = ?decision.ledgers, "acting");
-        let acted = self.parts.act.act(decision, topic, permit).instrument(span).await;
+        let acted = self.parts.act.act(decision, seen, permit).instrument(span).await;
         // Judged by the metadata, whatever the answer to the call was.
-        let after = match self.parts.inventory.observe(&decision.subject).await {
-            Ok(topic) => Ok(topic.as_ref().map(state_of)),
-            Err(e) => Err(e),
-        };
+        let seen = self.parts.inventory.observe(&decision.subject).await;
+        if let Ok(Some(Candidate::Subscriber(log))) = &seen {
+            self.note_own(decision, log).await;
+        }
+        let after = seen.map(|seen| seen.as_ref().map(|seen| state_of(decision, seen)));
         judge(decision, before, acted, after)
+    }
+
+    /// Remembers where our own act left a subscriber, so that nobody takes that for a sign of life. Only if it stands exactly there: who
+    /// stands further is back.
+    async fn note_own(&self, decision: &Decision, log: &SubscriberCandidate) {
+        let Some(consume) = &decision.consume else { return };
+        if log.position(&consume.subscription) != Some(consume.to) {
+            return;
+        }
+        let own = consume.stale.iter().find(|stale| stale.subscription == consume.subscription);
+        let decided = own.map(|stale| stale.progress.as_str()).unwrap_or_default();
+        let noted = self.parts.activity.note_own(log, &consume.subscription, decided, self.now_ms()).await;
+        if let Err(e) = noted {
+            warn!(subject = decision.subject, error = %e, "our own act was not noted: it will look like a sign of life");
+        }
     }
 
     /// Records what came of a decision, and emits it.
@@ -390,11 +483,26 @@ fn outcome_key(body: &serde_json::Value) -> String {
     format!("{}/{}", text(&body["decision"]), text(&body["scan"]["id"]))
 }
 
+/// Whether the metadata shows what was to be: the subscriber stands where it was to go or further (a hub or broker collects the ledgers
+/// in its own time), or is gone; without one, the ledgers are gone.
+fn shows(decision: &Decision, after: &TopicState) -> bool {
+    match (&decision.consume, decision.verdict) {
+        (Some(_), Verdict::DeleteSubscription) => after.position.is_none(),
+        (Some(consume), _) => after
+            .position
+            .is_some_and(|at| at.entry >= consume.to.entry && at.ledger == consume.to.ledger || at > consume.to),
+        (None, _) => !decision.ledgers.iter().any(|id| after.ledgers.contains(id)),
+    }
+}
+
 /// What came of an act that a crash interrupted, as far as the metadata tells.
 fn status_after_restart(decision: &Decision, before: Option<&TopicState>, after: Option<&TopicState>) -> Status {
     let Some(after) = after else { return Status::Failed };
     let changed = before.is_none_or(|before| before.ledgers != after.ledgers);
-    let shown = !decision.ledgers.iter().any(|id| after.ledgers.contains(id));
+    let shown = shows(decision, after);
+    if decision.consume.is_some() {
+        return if shown { Status::Done } else { Status::Failed };
+    }
     // Where no ledger was to go, the visit shows in the list alone.
     if shown && (changed || !decision.ledgers.is_empty()) { Status::Done } else { Status::Failed }
 }
@@ -408,23 +516,32 @@ fn difference(was: &Decision, is: &Decision) -> Option<String> {
     if is.ledgers != was.ledgers {
         return Some(format!("it was to free ledgers {:?}, by now that would be {:?}", was.ledgers, is.ledgers));
     }
+    let bound = |d: &Decision| d.consume.as_ref().map(|consume| (consume.from, consume.to));
+    if bound(is) != bound(was) {
+        return Some(match (&was.consume, &is.consume) {
+            (Some(was), Some(is)) => {
+                format!(
+                    "it was to go from {} to {}, by now that would be from {} to {}",
+                    was.from, was.to, is.from, is.to
+                )
+            }
+            _ => "what is to be consumed has changed".to_owned(),
+        });
+    }
     if is.expire != was.expire {
         return Some("the subscriptions whose messages expire have changed".to_owned());
     }
     (is.offloaded_copies != was.offloaded_copies).then(|| "the copies in tiered storage have changed".to_owned())
 }
 
-/// A topic's ledgers, for records.
-fn state_of(topic: &LedgerCandidate) -> TopicState {
-    let list = topic.ledgers.present().map_or(&[][..], Vec::as_slice);
-    let last_bytes = match topic.last {
-        LastLedger::Closed { bytes, .. } if list.last().is_some_and(|last| last.closed_ms <= 0) => bytes.max(0),
-        _ => 0,
-    };
-    TopicState {
-        seen: topic.seen,
-        ledgers: list.iter().map(|info| info.id).collect(),
-        bytes: list.iter().fold(last_bytes, |sum, info| sum.saturating_add(info.bytes.unwrap_or(0).max(0))),
+/// A log's ledgers, and where the subscriber of the decision stands, for records.
+fn state_of(decision: &Decision, seen: &Candidate) -> TopicState {
+    match seen {
+        Candidate::Ledger(topic) => TopicState::of_topic(topic),
+        Candidate::Subscriber(log) => {
+            let name = split_subscriber(&decision.subject).map(|(_, name)| name).unwrap_or_default();
+            TopicState::of_subscriber(log, &name, decision.seen)
+        }
     }
 }
 
@@ -472,13 +589,13 @@ fn judge(
     if !beyond.is_empty() {
         reasons.push(reason("beyond", format!("more was freed than predicted: {beyond:?}")));
     }
-    let shown = after.as_ref().is_some_and(|after| !decision.ledgers.iter().any(|id| after.ledgers.contains(id)));
+    let shown = after.as_ref().is_some_and(|after| shows(decision, after));
     let status = match (shown, failed, pending) {
         _ if after.is_none() => {
-            reasons.push(reason("verify", "the topic does not exist any more"));
+            reasons.push(reason("verify", "it does not exist any more"));
             Status::Failed
         }
-        (true, true, _) if decision.ledgers.is_empty() => Status::Failed,
+        (true, true, _) if decision.ledgers.is_empty() && decision.consume.is_none() => Status::Failed,
         (true, _, _) => Status::Done,
         (false, true, _) => Status::Failed,
         (false, false, true) => Status::Pending,

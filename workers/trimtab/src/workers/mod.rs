@@ -8,7 +8,7 @@ mod scanner;
 pub use audit::Audit;
 pub use decider::Decider;
 pub use executor::{Executor, ExecutorParts};
-pub(crate) use scanner::{SHARD_TRIES, count};
+pub(crate) use scanner::{SHARD_TRIES, count, count_subscriber, reads};
 pub use scanner::{Scanner, ScannerParts};
 
 /// `/trimtab/<role>/<instance>`, the source of events.

@@ -12,13 +12,15 @@ use tracing::{Span, info, info_span, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use trimtab_bus::{Lease, Role, Store};
 use trimtab_events::{
-    Body, Decision, Event, LedgerCandidate, LedgerPage, ScanRef, ScanReport, ScanRequest, TopicClass, Trace, event_id,
+    Announced, Body, Candidate, Decision, Event, LedgerCandidate, Notice, Page, ScanRef, ScanReport, ScanRequest,
+    SubscriberCandidate, TopicClass, Trace, Verdict, event_id,
 };
 use trimtab_policy::rules::exclude::UNKNOWN;
-use trimtab_policy::{Context, Policy, decide, needs};
+use trimtab_policy::{Context, Policy, decide, decide_subscribers, needs};
 use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 
 use super::source;
+use crate::activity::{Activity, Cleared, ShardWatch, Watch};
 use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
 use crate::metrics::Metrics;
@@ -70,6 +72,14 @@ struct Scan {
     after: Option<String>,
     operations_before: u64,
     page: u32,
+    watch: Watch,
+}
+
+/// Candidates on their way, by kind.
+#[derive(Default)]
+struct Pages {
+    ledgers: Filling<LedgerCandidate>,
+    subscribers: Filling<SubscriberCandidate>,
 }
 
 impl Scanner {
@@ -118,7 +128,9 @@ impl Scanner {
         }
         report.scan = scan;
         self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: now }).await?;
-        Ok(Scan { lease, report, user_topics, after, operations_before: self.parts.inventory.operations(), page: 0 })
+        let watch = Activity::new(self.parts.store.clone(), &self.parts.target).begin().await?;
+        let operations_before = self.parts.inventory.operations();
+        Ok(Scan { lease, report, user_topics, after, operations_before, page: 0, watch })
     }
 
     async fn shards(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
@@ -192,13 +204,12 @@ impl Scanner {
         out: &Out,
     ) -> Result<Result<(), TargetError>, Failure> {
         let parts = &self.parts;
-        let reads = |topic: &LedgerCandidate| {
-            let context = Context { scan: scan_ref_unused(), target: &parts.target, now_ms: parts.clock.now_ms() };
-            let needs = needs(topic, &parts.policy, &context);
-            Reads { last: needs.last, cursors: needs.cursors, partition: needs.partition }
-        };
+        let reads = |topic: &LedgerCandidate| reads(topic, &parts.policy, &parts.target, parts.clock.now_ms());
         scan.page = 0;
-        let mut page = Page::default();
+        let mut pages = Pages::default();
+        // Whoever reads a part of a shard does not know what of the rest has changed.
+        let mut watch = scan.watch.shard(shard, request.scope.whole_namespaces()).await?;
+        let complete = scan.report.failed_shards.len();
         let mut items = parts.inventory.scan(shard, &request.scope, &reads);
         let mut renewed = tokio::time::Instant::now();
         while let Some(item) = items.next().await {
@@ -212,21 +223,80 @@ impl Scanner {
                     scan.report.complete = false;
                     scan.report.failed_shards.insert(shard.to_owned(), problem);
                 }
-                Item::Topic(topic) => self.topic(*topic, request, scan, &mut page),
+                Item::Candidate(Candidate::Ledger(topic)) => self.topic(*topic, request, scan, &mut pages.ledgers),
+                Item::Candidate(Candidate::Subscriber(log)) => {
+                    self.subscribers(*log, request, scan, &mut watch, &mut pages.subscribers).await?;
+                }
             }
-            if page.full() {
-                self.emit(shard, &mut page, scan, out).await?;
-            }
+            self.emit(shard, &mut pages, scan, false, out).await?;
             if renewed.elapsed() > LEASE / 3 {
                 self.renew(scan).await?;
                 renewed = tokio::time::Instant::now();
             }
         }
         drop(items);
-        self.emit(shard, &mut page, scan, out).await.map(Ok)
+        self.emit(shard, &mut pages, scan, true, out).await?;
+        let complete = scan.report.failed_shards.len() == complete;
+        for cleared in watch.finish(complete).await? {
+            self.announce_cleared(&cleared, scan, out).await?;
+        }
+        Ok(Ok(()))
     }
 
-    fn topic(&self, topic: LedgerCandidate, request: &ScanRequest, scan: &mut Scan, page: &mut Page) {
+    /// Says that somebody who was to be acted on is back.
+    async fn announce_cleared(&self, cleared: &Cleared, scan: &Scan, out: &Out) -> Result<(), Failure> {
+        let now_ms = self.now_ms();
+        info!(subject = cleared.subject, "its mark is gone: it showed a sign of life");
+        let notice = Notice {
+            scan: scan.report.scan.id,
+            target: self.parts.target.clone(),
+            subject: cleared.subject.clone(),
+            announced: Announced::Cleared,
+            says: "it showed a sign of life, so it is not acted on".to_owned(),
+            at_ms: now_ms,
+            not_before_ms: None,
+            bytes: 0,
+            trace_id: telemetry::trace_id(&Span::current()),
+        };
+        let id = event_id("notice", &[&notice.scan.to_string(), &notice.subject, notice.announced.name()]);
+        let trace = telemetry::trace_of(&Span::current());
+        let event = Event::new(id.to_string(), &self.source, &self.parts.target, timestamp(now_ms), trace, notice)?;
+        out.emit(&event).await.map(|_| ())
+    }
+
+    async fn subscribers(
+        &self,
+        mut log: SubscriberCandidate,
+        request: &ScanRequest,
+        scan: &mut Scan,
+        watch: &mut ShardWatch,
+        page: &mut Filling<SubscriberCandidate>,
+    ) -> Result<(), Failure> {
+        let context = Context { scan: scan.report.scan, target: &self.parts.target, now_ms: self.now_ms() };
+        watch.see(&mut log, context.now_ms).await?;
+        let decisions = decide_subscribers(&log, &self.parts.policy, &context);
+        for (subscriber, decision) in log.subscribers.iter().zip(&decisions) {
+            count_subscriber(&mut scan.report, decision);
+            if decision.verdict == Verdict::Mark {
+                watch.marking(&log, &subscriber.name);
+            }
+        }
+        let acting = decisions.iter().find(|decision| decision.verdict.acts());
+        if let Some(decision) = acting.filter(|_| scan.report.proposed.acts <= self.parts.caps.max_acts) {
+            let trace = sighting(&log.subject, "subscriber", request, decision);
+            let bytes = log.about_bytes();
+            page.push(log, bytes, trace);
+        }
+        Ok(())
+    }
+
+    fn topic(
+        &self,
+        topic: LedgerCandidate,
+        request: &ScanRequest,
+        scan: &mut Scan,
+        page: &mut Filling<LedgerCandidate>,
+    ) {
         let context = Context { scan: scan.report.scan, target: &self.parts.target, now_ms: self.now_ms() };
         let decision = decide(&topic, &self.parts.policy, &context);
         count(&mut scan.report, &topic, &decision);
@@ -241,22 +311,56 @@ impl Scanner {
         if !decision.verdict.acts() || scan.report.proposed.acts > self.parts.caps.max_acts {
             return;
         }
-        let trace = sighting(&topic, request, &decision);
-        page.push(topic, trace);
+        if let Some(wish) = scan.watch.wish(&topic.subject, context.now_ms) {
+            info!(subject = topic.subject, by = wish.by, "left alone: somebody asked for it");
+            return;
+        }
+        let trace = sighting(&topic.subject, "ledger", request, &decision);
+        let bytes = topic.about_bytes();
+        page.push(topic, bytes, trace);
     }
 
-    async fn emit(&self, shard: &str, page: &mut Page, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
-        if page.candidates.is_empty() {
-            return Ok(());
+    /// Emits the pages that are full; `rest` emits the others too.
+    async fn emit(
+        &self,
+        shard: &str,
+        pages: &mut Pages,
+        scan: &mut Scan,
+        rest: bool,
+        out: &Out,
+    ) -> Result<(), Failure> {
+        if pages.ledgers.ready(rest) {
+            let version = |topic: &LedgerCandidate| topic.seen.modified_zxid.to_string();
+            self.emit_page(shard, std::mem::take(&mut pages.ledgers), &version, scan, out).await?;
         }
-        let Page { candidates, traces, .. } = std::mem::take(page);
+        if pages.subscribers.ready(rest) {
+            let version = |log: &SubscriberCandidate| {
+                log.subscribers.iter().map(|s| s.seen.modified_zxid.to_string()).collect::<Vec<_>>().join(",")
+            };
+            self.emit_page(shard, std::mem::take(&mut pages.subscribers), &version, scan, out).await?;
+        }
+        Ok(())
+    }
+
+    async fn emit_page<C: Subject>(
+        &self,
+        shard: &str,
+        page: Filling<C>,
+        version: &(dyn Fn(&C) -> String + Sync),
+        scan: &mut Scan,
+        out: &Out,
+    ) -> Result<(), Failure>
+    where
+        Body: From<Page<C>>,
+    {
+        let Filling { candidates, traces, .. } = page;
         let count = candidates.len() as u64;
         let scan_ref = scan.report.scan;
         // The scan is part of the id: a later scan's page must not be taken for this one. So is what the page holds: a shard that
         // is read again may put its topics on other pages.
-        let holds: Vec<String> = candidates.iter().map(|c| format!("{}@{}", c.subject, c.seen.modified_zxid)).collect();
-        let id = event_id("page", &[&self.parts.target, &scan_ref.id.to_string(), &holds.join("\n")]);
-        let body = LedgerPage { scan: scan_ref, shard: shard.to_owned(), page: scan.page, candidates, traces };
+        let holds: Vec<String> = candidates.iter().map(|c| format!("{}@{}", c.subject(), version(c))).collect();
+        let id = event_id("page", &[&self.parts.target, &scan_ref.id.to_string(), C::KIND, &holds.join("\n")]);
+        let body = Page { scan: scan_ref, shard: shard.to_owned(), page: scan.page, candidates, traces };
         let trace = telemetry::trace_of(&Span::current());
         let now = timestamp(self.now_ms());
         let event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, body)?;
@@ -321,24 +425,37 @@ pub(crate) fn count(report: &mut ScanReport, topic: &LedgerCandidate, decision: 
     let bytes: i64 = topic.ledgers.present().into_iter().flatten().map(|info| info.bytes.unwrap_or(0).max(0)).sum();
     report.bytes = report.bytes.saturating_add(u64::try_from(bytes).unwrap_or(0));
     if decision.verdict.acts() {
-        report.proposed.acts += 1;
-        report.proposed.ledgers += decision.ledgers.len() as u64;
-        report.proposed.bytes = report.proposed.bytes.saturating_add(u64::try_from(decision.bytes).unwrap_or(0));
+        propose(report, decision);
     }
 }
 
+/// Adds a subscriber to a report. An announcement does nothing to the target, so it is none of the acts that are limited.
+pub(crate) fn count_subscriber(report: &mut ScanReport, decision: &Decision) {
+    *report.subscribers.entry(decision.verdict.name().to_owned()).or_default() += 1;
+    report.unknown += u64::from(decision.reasons.iter().any(|reason| reason.rule == UNKNOWN));
+    if decision.verdict.acts() && decision.verdict != Verdict::Mark {
+        propose(report, decision);
+    }
+}
+
+fn propose(report: &mut ScanReport, decision: &Decision) {
+    report.proposed.acts += 1;
+    report.proposed.ledgers += decision.ledgers.len() as u64;
+    report.proposed.bytes = report.proposed.bytes.saturating_add(u64::try_from(decision.bytes).unwrap_or(0));
+}
+
 /// The first span of a candidate's own trace, linked to that of the scan.
-fn sighting(topic: &LedgerCandidate, request: &ScanRequest, decision: &Decision) -> Trace {
+fn sighting(subject: &str, kind: &str, request: &ScanRequest, decision: &Decision) -> Trace {
     let span = info_span!(
         parent: None,
         "sight",
-        otel.name = "create candidate.ledger",
+        otel.name = format!("create candidate.{kind}"),
         otel.kind = "producer",
         messaging.system = "trimtab",
         messaging.operation.type = "create",
         messaging.operation.name = "create",
-        messaging.destination.template = "candidate.ledger",
-        trimtab.subject = topic.subject,
+        messaging.destination.template = format!("candidate.{kind}"),
+        trimtab.subject = subject,
         trimtab.scan = %request.id,
         trimtab.verdict = decision.verdict.name(),
         trimtab.bytes = decision.bytes,
@@ -350,27 +467,56 @@ fn sighting(topic: &LedgerCandidate, request: &ScanRequest, decision: &Decision)
     telemetry::trace_of(&span)
 }
 
+/// A candidate that has a name.
+trait Subject {
+    const KIND: &'static str;
+    fn subject(&self) -> &str;
+}
+
+impl Subject for LedgerCandidate {
+    const KIND: &'static str = "ledger";
+    fn subject(&self) -> &str {
+        &self.subject
+    }
+}
+
+impl Subject for SubscriberCandidate {
+    const KIND: &'static str = "subscriber";
+    fn subject(&self) -> &str {
+        &self.subject
+    }
+}
+
 /// A page while it is filled.
-#[derive(Default)]
-struct Page {
-    candidates: Vec<LedgerCandidate>,
+struct Filling<C> {
+    candidates: Vec<C>,
     traces: Vec<String>,
     bytes: usize,
 }
 
-impl Page {
-    fn push(&mut self, topic: LedgerCandidate, trace: Trace) {
-        // About what the JSON of it will take: a hundred bytes a ledger, two hundred a cursor.
-        let ledgers = topic.ledgers.present().map_or(0, Vec::len);
-        let cursors = topic.cursors.present().map_or(0, Vec::len);
-        self.bytes += 1024 + ledgers * 120 + cursors * 220;
-        self.candidates.push(topic);
+impl<C> Default for Filling<C> {
+    fn default() -> Self {
+        Filling { candidates: Vec::new(), traces: Vec::new(), bytes: 0 }
+    }
+}
+
+impl<C> Filling<C> {
+    fn push(&mut self, candidate: C, bytes: usize, trace: Trace) {
+        self.bytes += bytes;
+        self.candidates.push(candidate);
         self.traces.push(trace.parent.unwrap_or_default());
     }
 
-    fn full(&self) -> bool {
-        self.candidates.len() >= PAGE || self.bytes >= PAGE_BYTES
+    fn ready(&self, rest: bool) -> bool {
+        self.candidates.len() >= PAGE || self.bytes >= PAGE_BYTES || (rest && !self.candidates.is_empty())
     }
+}
+
+/// What is worth reading of a topic.
+pub(crate) fn reads(topic: &LedgerCandidate, policy: &Policy, target: &str, now_ms: i64) -> Reads {
+    let context = Context { scan: scan_ref_unused(), target, now_ms };
+    let needs = needs(topic, policy, &context);
+    Reads { last: needs.last, cursors: needs.cursors, partition: needs.partition, subscribers: needs.subscribers }
 }
 
 impl Worker for Scanner {

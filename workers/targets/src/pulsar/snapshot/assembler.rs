@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use trimtab_events::{Cursor, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, TopicClass};
+use trimtab_events::{Candidate, Cursor, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, TopicClass};
 
 use super::lines::Node;
 use super::sort::{Place, place};
@@ -301,7 +301,7 @@ impl<'f> Assembler<'f> {
             _ => Evidence::Present(open.cursors),
         };
         if self.filter.shard(&self.shard) && self.filter.topic(&open.name) {
-            self.send(Item::Topic(Box::new(open.candidate)), emit);
+            self.send(Item::Candidate(Candidate::Ledger(Box::new(open.candidate))), emit);
         }
     }
 }

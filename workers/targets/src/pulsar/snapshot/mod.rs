@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt};
-use trimtab_events::{LedgerCandidate, Scope};
+use trimtab_events::{Candidate, LedgerCandidate, Scope, split_subscriber};
 
 use self::assembler::Assembler;
 pub use self::lines::Header;
@@ -106,11 +106,12 @@ impl Inventory for Snapshot {
         futures::future::ready(Ok(vec![String::new()])).boxed()
     }
 
-    fn scan<'a>(&'a self, _shard: &'a str, scope: &'a Scope, _reads: ReadsOf<'a>) -> BoxStream<'a, Result<Item>> {
+    fn scan<'a>(&'a self, _shard: &'a str, scope: &'a Scope, reads: ReadsOf<'a>) -> BoxStream<'a, Result<Item>> {
         let filter = match ScopeFilter::new(scope) {
             Ok(filter) => filter,
             Err(e) => return stream::once(futures::future::ready(Err(e))).boxed(),
         };
+        let whole = filter.whole_topics();
         let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Vec<Item>>>(8);
         let this = Snapshot {
             path: self.path.clone(),
@@ -126,23 +127,28 @@ impl Inventory for Snapshot {
         });
         let batches =
             stream::unfold(receiver, |mut receiver| async { receiver.recv().await.map(|got| (got, receiver)) });
-        batches
-            .flat_map(|got| match got {
-                Ok(items) => stream::iter(items.into_iter().map(Ok)).left_stream(),
-                Err(e) => stream::once(futures::future::ready(Err(e))).right_stream(),
-            })
-            .boxed()
+        let items = batches.flat_map(|got| match got {
+            Ok(items) => stream::iter(items.into_iter().map(Ok)).left_stream(),
+            Err(e) => stream::once(futures::future::ready(Err(e))).right_stream(),
+        });
+        super::inventory::with_subscribers(items.boxed(), whole, reads)
     }
 
-    fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<LedgerCandidate>>> {
+    fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<Candidate>>> {
         async move {
-            let scope = Scope { topic: Some(subject.to_owned()), ..Scope::default() };
-            let mut items = self.scan("", &scope, &|_| crate::Reads::ALL);
+            let subscriber = split_subscriber(subject);
+            let log = subscriber.as_ref().map_or(subject, |(log, _)| *log);
+            let name = TopicName::of_subject(log);
+            // A partition's subscribers are judged over all partitions.
+            let topic = name.as_ref().filter(|_| subscriber.is_some()).map_or(log.to_owned(), TopicName::base_subject);
+            let scope = Scope { topic: Some(topic), ..Scope::default() };
+            let all = |_: &LedgerCandidate| crate::Reads { subscribers: subscriber.is_some(), ..crate::Reads::ALL };
+            let mut items = self.scan("", &scope, &all);
             while let Some(item) = items.next().await {
-                if let Item::Topic(topic) = item?
-                    && TopicName::of_subject(subject).is_some_and(|name| name.subject() == topic.subject)
-                {
-                    return Ok(Some(*topic));
+                let Item::Candidate(candidate) = item? else { continue };
+                let wanted = matches!(candidate, Candidate::Subscriber(_)) == subscriber.is_some();
+                if wanted && name.as_ref().is_some_and(|name| name.subject() == candidate.subject()) {
+                    return Ok(Some(candidate));
                 }
             }
             Ok(None)
