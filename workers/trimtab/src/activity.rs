@@ -99,6 +99,17 @@ pub struct Activity {
     target: String,
 }
 
+/// Room that the histories take in the store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Documents.
+    pub documents: usize,
+    /// Bytes of all of them.
+    pub bytes: usize,
+    /// Bytes of the largest.
+    pub largest: usize,
+}
+
 /// A subscriber whose mark was cleared, because it showed a sign of life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cleared {
@@ -313,6 +324,25 @@ impl Activity {
     /// When the store cannot be read.
     pub async fn marks(&self) -> Result<Vec<Mark>, Failure> {
         Ok(self.all::<Mark>(MARKS).await?.into_iter().map(|(_, mark)| mark).collect())
+    }
+
+    /// How much room the histories take.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub async fn pages(&self) -> Result<Room, Failure> {
+        let (mut room, mut after) = (Room::default(), None::<String>);
+        let prefix = format!("{}/", self.target);
+        loop {
+            let documents = self.store.list(PAGES, &prefix, after.as_deref(), 16).await?;
+            let Some(last) = documents.last() else { return Ok(room) };
+            after = Some(last.key.clone());
+            for document in &documents {
+                room.documents += 1;
+                room.bytes += document.value.len();
+                room.largest = room.largest.max(document.value.len());
+            }
+        }
     }
 
     /// What a scan needs of it at once: our own acts and the wishes, which are few.

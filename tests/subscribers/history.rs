@@ -1,0 +1,313 @@
+//! The history over many scans, with the real store: whoever shows any sign of life inside the window is never acted on.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use trimtab::activity::Activity;
+use trimtab_bus::{SqliteStore, Store};
+use trimtab_events::{CursorKind, Evidence, Log, Position, Protection, ScanRef, SubscriberCandidate, Verdict};
+use trimtab_policy::{Context, Policy, PolicyConfig, decide_subscribers};
+
+use super::make::*;
+
+const SUB: CursorKind = CursorKind::Subscription;
+
+fn store(folder: &tempfile::TempDir) -> Arc<dyn Store> {
+    Arc::new(SqliteStore::open(folder.path().join("state.db")).unwrap())
+}
+
+fn block<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// A log whose only subscriber stands at an entry of ledger 1.
+fn at(topic_name: &str, entry: i64) -> SubscriberCandidate {
+    let mut made = topic(&[("old", SUB, 1, entry)]);
+    made.subject = format!("persistent://t/n/{topic_name}");
+    let mut log = pulsar(made, vec![subscriber("old", 0)]);
+    log.subscribers[0].progress = Evidence::Present(format!("{:016x}", entry + 100));
+    log.subscribers[0].history = None;
+    log
+}
+
+async fn see(activity: &Activity, logs: &mut [SubscriberCandidate], now_ms: i64) -> Vec<String> {
+    let watch = activity.begin().await.unwrap();
+    let mut shard = watch.shard("t/n", true).await.unwrap();
+    for log in logs.iter_mut() {
+        shard.see(log, now_ms).await.unwrap();
+    }
+    shard.finish(true).await.unwrap().into_iter().map(|cleared| cleared.subject).collect()
+}
+
+#[test]
+fn what_several_scans_saw_is_counted_and_any_other_progress_starts_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(&folder);
+    let activity = Activity::new(store, "a");
+    block(async {
+        let mut got = Vec::new();
+        for (scan, entry) in [0, 0, 0, 4, 4].into_iter().enumerate() {
+            let mut log = at("x", entry);
+            let now = NOW + scan as i64 * DAY;
+            see(&activity, std::slice::from_mut(&mut log), now).await;
+            let history = log.subscribers[0].history.unwrap();
+            got.push(((now - history.since_ms) / DAY, history.sightings));
+        }
+        assert_eq!(got, [(0, 1), (1, 2), (2, 3), (0, 1), (1, 2)]);
+    });
+}
+
+#[test]
+fn a_scan_that_was_cut_off_or_saw_only_a_part_leaves_the_history_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    block(async {
+        see(&activity, &mut [at("x", 0), at("y", 0)], NOW).await;
+        // Cut off: what it saw of x is not remembered.
+        let watch = activity.begin().await.unwrap();
+        let mut shard = watch.shard("t/n", true).await.unwrap();
+        shard.see(&mut at("x", 5), NOW + DAY).await.unwrap();
+        shard.finish(false).await.unwrap();
+        // A part: y is not forgotten.
+        let mut shard = watch.shard("t/n", false).await.unwrap();
+        let mut part = at("x", 0);
+        shard.see(&mut part, NOW + DAY).await.unwrap();
+        shard.finish(true).await.unwrap();
+        assert_eq!(part.subscribers[0].history.unwrap().sightings, 2);
+        let mut logs = [at("x", 0), at("y", 0)];
+        see(&activity, &mut logs, NOW + 2 * DAY).await;
+        let sightings = logs.map(|log| log.subscribers[0].history.unwrap().sightings);
+        assert_eq!(sightings, [2, 2]);
+    });
+}
+
+#[test]
+fn of_two_scans_of_one_shard_only_one_is_remembered() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    block(async {
+        let watch = activity.begin().await.unwrap();
+        let (mut one, mut other) = (watch.shard("t/n", true).await.unwrap(), watch.shard("t/n", true).await.unwrap());
+        one.see(&mut at("x", 0), NOW).await.unwrap();
+        other.see(&mut at("x", 1), NOW).await.unwrap();
+        one.finish(true).await.unwrap();
+        assert!(
+            other.finish(true).await.is_err(),
+            "the one that lost its lease must not write over the other's history"
+        );
+    });
+}
+
+/// P-03: reloads make the stored time new each time; where a ledger's closing time explains it, it is none of the subscriber's.
+#[test]
+fn a_sign_of_life_in_stored_times_starts_it_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    block(async {
+        see(&activity, &mut [at("x", 0)], NOW).await;
+        let mut log = at("x", 0);
+        log.subscribers[0].alive_ms = NOW + DAY / 2;
+        see(&activity, std::slice::from_mut(&mut log), NOW + DAY).await;
+        let history = log.subscribers[0].history.unwrap();
+        assert_eq!((history.since_ms, history.sightings), (NOW + DAY / 2, 1));
+    });
+}
+
+#[test]
+fn idleness_counts_only_while_it_holds_something() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    block(async {
+        let caught_up = || {
+            let mut log = at("x", 0);
+            if let Log::Pulsar(topic) = &mut log.log
+                && let Evidence::Present(cursors) = &mut topic.cursors
+            {
+                cursors[0].mark_delete = Evidence::Present(Position { ledger: 6, entry: -1 });
+            }
+            log
+        };
+        see(&activity, &mut [at("x", 0)], NOW).await;
+        see(&activity, &mut [caught_up()], NOW + DAY).await;
+        let mut log = at("x", 0);
+        see(&activity, std::slice::from_mut(&mut log), NOW + 30 * DAY).await;
+        assert_eq!(log.subscribers[0].history.unwrap().since_ms, NOW + 30 * DAY);
+    });
+}
+
+#[test]
+fn what_we_did_ourselves_is_no_sign_of_life() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    block(async {
+        see(&activity, &mut [at("x", 0)], NOW).await;
+        let before = at("x", 0).subscribers[0].progress.present().unwrap().clone();
+        let mut after = at("x", 9);
+        activity.note_own(&after, "old", &before, NOW + DAY).await.unwrap();
+        assert!(activity.is_ours(&after, "old", &before).await.unwrap());
+        assert!(!activity.is_ours(&at("x", 10), "old", &before).await.unwrap());
+        // The visit left a time of activity behind, too.
+        after.subscribers[0].alive_ms = NOW + DAY - 1000;
+        for scan in 2..4 {
+            let mut seen = after.clone();
+            see(&activity, std::slice::from_mut(&mut seen), NOW + scan * DAY).await;
+            assert_eq!(seen.subscribers[0].history.unwrap().since_ms, NOW);
+            assert_eq!(seen.subscribers[0].alive_ms, 0);
+        }
+    });
+}
+
+#[test]
+fn a_mark_is_cleared_by_a_sign_of_life_and_by_catching_up() {
+    for back in [5, i64::MAX] {
+        let folder = tempfile::tempdir().unwrap();
+        let activity = Activity::new(store(&folder), "a");
+        block(async {
+            let watch = activity.begin().await.unwrap();
+            let mut shard = watch.shard("t/n", true).await.unwrap();
+            let mut log = at("x", 0);
+            shard.see(&mut log, NOW).await.unwrap();
+            shard.marking(&log, "old");
+            shard.finish(true).await.unwrap();
+            let progress = log.subscribers[0].progress.present().unwrap().clone();
+            activity.mark(&log, "old", &progress, NOW).await.unwrap();
+            let mut log = at("x", 0);
+            assert!(see(&activity, std::slice::from_mut(&mut log), NOW + DAY).await.is_empty());
+            assert_eq!(log.subscribers[0].mark.as_ref().map(|mark| mark.marked_ms), Some(NOW));
+            let mut log = at("x", back.min(8));
+            if back == i64::MAX
+                && let Log::Pulsar(topic) = &mut log.log
+                && let Evidence::Present(cursors) = &mut topic.cursors
+            {
+                cursors[0].mark_delete = Evidence::Present(Position { ledger: 6, entry: -1 });
+            }
+            let cleared = see(&activity, std::slice::from_mut(&mut log), NOW + 2 * DAY).await;
+            assert_eq!(cleared, ["persistent://t/n/x?subscription=old"]);
+            assert!(activity.marks().await.unwrap().is_empty());
+        });
+    }
+}
+
+#[test]
+fn wishes_cover_a_topic_or_one_subscriber_and_can_be_taken_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    block(async {
+        for subject in ["persistent://t/n/x", "persistent://t/n/x?subscription=old"] {
+            let wish = Protection { subject: subject.into(), by: "ops".into(), until_ms: None };
+            activity.protect(&wish).await.unwrap();
+            let mut log = at("x", 0);
+            see(&activity, std::slice::from_mut(&mut log), NOW).await;
+            assert_eq!(log.subscribers[0].protected.as_ref().map(|w| w.by.as_str()), Some("ops"), "{subject}");
+            log.subscribers[0].protected = None;
+            activity.recall(&mut log).await.unwrap();
+            assert!(log.subscribers[0].protected.is_some(), "{subject}");
+            assert!(activity.unprotect(subject).await.unwrap());
+            assert!(!activity.unprotect(subject).await.unwrap());
+            activity.recall(&mut log).await.unwrap();
+            assert!(log.subscribers[0].protected.is_none(), "{subject}");
+        }
+    });
+}
+
+/// Many pages: everybody is found again, those who are new and those who went away included.
+#[test]
+fn a_large_shard_is_remembered_page_by_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    let names = |step: usize| (0..30_000).filter(move |n| n % step != 1).map(|n| format!("topic-{n:06}"));
+    block(async {
+        for (scan, step) in [(0, 7), (1, 5), (2, 7)] {
+            let watch = activity.begin().await.unwrap();
+            let mut shard = watch.shard("t/n", true).await.unwrap();
+            for name in names(step) {
+                let mut log = at(&name, 0);
+                shard.see(&mut log, NOW + scan * DAY).await.unwrap();
+                let number: usize = name[6..].parse().unwrap();
+                let wanted = match (scan, number % 7 != 1, number % 5 != 1) {
+                    (0, ..) => 1,
+                    (1, known, _) => 1 + u32::from(known),
+                    (_, _, seen_last) => {
+                        if seen_last {
+                            3
+                        } else {
+                            1
+                        }
+                    }
+                };
+                assert_eq!(log.subscribers[0].history.unwrap().sightings, wanted, "{name} in scan {scan}");
+            }
+            shard.finish(true).await.unwrap();
+        }
+        let pages = activity.pages().await.unwrap();
+        assert!(pages.documents > 3, "{pages:?}");
+        assert!(pages.largest <= 512 * 1024, "{pages:?}");
+        assert!(pages.bytes / names(7).count() <= 64, "{pages:?}");
+    });
+}
+
+/// What one subscriber does between two scans.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Nothing,
+    /// Takes a message.
+    Takes,
+    /// Connects and takes nothing: a stored time of activity that nothing explains.
+    Connects,
+    /// Its state cannot be read in this scan.
+    Hidden,
+}
+
+fn events() -> impl Strategy<Value = Vec<(Event, i64)>> {
+    let event = prop_oneof![
+        6 => Just(Event::Nothing), 1 => Just(Event::Takes), 1 => Just(Event::Connects), 1 => Just(Event::Hidden),
+    ];
+    proptest::collection::vec((event, 1..36_i64), 1..24)
+}
+
+/// The oracle is kept by the test: the last moment at which the subscriber did anything.
+#[test]
+fn nobody_who_showed_a_sign_of_life_inside_the_window_is_acted_on() {
+    let mut runner = TestRunner::new(ProptestConfig { cases: 300, ..ProptestConfig::default() });
+    let reached = std::cell::Cell::new((0, 0));
+    let result = runner.run(&events(), |events| {
+        // Nothing of it has to survive a loss of power.
+        let memory = std::path::Path::new("/dev/shm");
+        let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+        let activity = Activity::new(store(&folder), "a");
+        block(async {
+            let (mut now, mut entry, mut alive_ms, mut truth) = (NOW - 2000 * DAY, 0, 0, NOW - 2000 * DAY);
+            for (event, hours) in &events {
+                let then = now;
+                now += hours * 3_600_000;
+                // It happened right after the scan before.
+                match event {
+                    Event::Takes if entry < 8 => (entry, truth) = (entry + 1, then),
+                    Event::Connects => (alive_ms, truth) = (then + 1000, then + 1000),
+                    _ => {}
+                }
+                let mut log = at("x", entry);
+                log.subscribers[0].alive_ms = alive_ms;
+                if matches!(event, Event::Hidden) {
+                    log.subscribers[0].progress = Evidence::Unknown("hidden".into());
+                }
+                see(&activity, std::slice::from_mut(&mut log), now).await;
+                let config = PolicyConfig { rules: vec![rule()], ..PolicyConfig::default() };
+                let policy = Policy::new(config, "test").unwrap();
+                let scan = ScanRef { id: uuid::Uuid::nil(), fence: 0 };
+                let context = Context { scan, target: "a", now_ms: now };
+                let acts = decide_subscribers(&log, &policy, &context).remove(0).verdict == Verdict::Consume;
+                let (acted, kept) = reached.get();
+                reached.set((acted + u32::from(acts), kept + u32::from(!acts)));
+                let since_h = (now - truth) / 3_600_000;
+                prop_assert!(!acts || since_h >= 72, "acted on {} h after a sign of life: {:?}", since_h, events);
+                prop_assert!(!acts || !matches!(event, Event::Hidden));
+            }
+            Ok(())
+        })
+    });
+    result.unwrap_or_else(|e| panic!("{e}"));
+    let (acted, kept) = reached.get();
+    assert!(acted > 100 && kept > 100, "a property over nothing proves nothing: acted {acted}, kept {kept}");
+}
