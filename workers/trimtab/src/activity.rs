@@ -33,7 +33,7 @@ const LISTED: usize = 1000;
 
 /// What is remembered of one subscriber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
+struct Sighting {
     /// First bytes of its progress.
     progress: u64,
     /// Since when it has been unchanged, seconds since 1970.
@@ -48,7 +48,7 @@ struct Entry {
     marked: bool,
 }
 
-impl Entry {
+impl Sighting {
     fn write(&self, key: u64, to: &mut Vec<u8>) {
         to.extend_from_slice(&key.to_be_bytes());
         to.extend_from_slice(&self.progress.to_be_bytes());
@@ -59,11 +59,11 @@ impl Entry {
         to.extend_from_slice(&[u8::from(self.marked), 0]);
     }
 
-    fn read(from: &[u8; ENTRY]) -> (u64, Entry) {
+    fn read(from: &[u8; ENTRY]) -> (u64, Sighting) {
         let long = |at: usize| u64::from_be_bytes(std::array::from_fn(|i| from[at + i]));
         let int = |at: usize| u32::from_be_bytes(std::array::from_fn(|i| from[at + i]));
         let sightings = u16::from_be_bytes([from[28], from[29]]);
-        let entry = Entry {
+        let entry = Sighting {
             progress: long(8),
             since: int(16),
             last: int(20),
@@ -143,6 +143,11 @@ impl Activity {
     /// The memory of a target in this store.
     pub fn new(store: Arc<dyn Store>, target: &str) -> Activity {
         Activity { store, target: target.to_owned() }
+    }
+
+    /// The name under which something is noted.
+    pub(crate) fn name(&self, subject: &str) -> String {
+        key_of(&self.target, subject)
     }
 
     fn key(&self, subject: &str) -> String {
@@ -409,12 +414,12 @@ pub struct ShardWatch {
     revision: Option<u64>,
     new: Directory,
     /// The old page that is held, and its number.
-    old_page: (usize, HashMap<u64, Entry>),
+    old_page: (usize, HashMap<u64, Sighting>),
     page: Vec<u8>,
     page_first: String,
     /// The topic, as a whole, whose subscribers are in `here`.
     topic: String,
-    here: HashMap<u64, Entry>,
+    here: HashMap<u64, Sighting>,
     absorbed: Vec<String>,
     cleared: Vec<Cleared>,
 }
@@ -476,7 +481,7 @@ impl ShardWatch {
     }
 
     /// What is remembered of a subscriber from now on.
-    fn sight(&mut self, key: u64, subject: &str, subscriber: &Subscriber, now_ms: i64) -> Option<Entry> {
+    fn sight(&mut self, key: u64, subject: &str, subscriber: &Subscriber, now_ms: i64) -> Option<Sighting> {
         let known = self.old_page.1.get(&key).copied();
         let now = seconds(now_ms);
         let Evidence::Present(progress) = &subscriber.progress else {
@@ -486,7 +491,7 @@ impl ShardWatch {
         let number = number_of(progress);
         let own = self.own.get(&key).filter(|own| own.chain.last() == Some(progress));
         let own_until = own.map_or(0, |own| seconds(own.until_ms));
-        let fresh = Entry { progress: number, since: now, last: now, own_until, sightings: 1, marked: false };
+        let fresh = Sighting { progress: number, since: now, last: now, own_until, sightings: 1, marked: false };
         let Some(known) = known else { return Some(fresh) };
         let same = known.progress == number;
         let ours = own.is_some_and(|own| own.chain.iter().any(|progress| number_of(progress) == known.progress));
@@ -507,11 +512,11 @@ impl ShardWatch {
             if known.marked {
                 self.cleared.push(Cleared { subject: subject.to_owned() });
             }
-            return Some(Entry { since: alive, own_until, ..fresh });
+            return Some(Sighting { since: alive, own_until, ..fresh });
         }
         let sightings = known.sightings.saturating_add(1);
         let marked = known.marked && same;
-        Some(Entry { progress: number, since: known.since, last: now, own_until, sightings, marked })
+        Some(Sighting { progress: number, since: known.since, last: now, own_until, sightings, marked })
     }
 
     /// Remembers that a subscriber of the log that was seen last is being announced.
@@ -523,7 +528,7 @@ impl ShardWatch {
 
     /// Leaves one topic and goes to the next.
     async fn turn(&mut self, next: String) -> Result<(), Failure> {
-        let mut entries: Vec<(u64, Entry)> = self.here.drain().collect();
+        let mut entries: Vec<(u64, Sighting)> = self.here.drain().collect();
         entries.sort_unstable_by_key(|(key, _)| *key);
         if self.record && !entries.is_empty() {
             if self.page.is_empty() {
@@ -544,7 +549,7 @@ impl ShardWatch {
         Ok(())
     }
 
-    async fn read_page(&self, number: usize) -> Result<HashMap<u64, Entry>, Failure> {
+    async fn read_page(&self, number: usize) -> Result<HashMap<u64, Sighting>, Failure> {
         let key = self.page_key(self.old.generation, number);
         let Some(document) = self.activity.store.get(PAGES, &key).await? else {
             warn!(key, "a page of the history is lost: those on it are seen for the first time");
@@ -554,7 +559,7 @@ impl ShardWatch {
             warn!(key, "a page of the history is of another form: those on it are seen for the first time");
             return Ok(HashMap::new());
         };
-        Ok(body.as_chunks::<ENTRY>().0.iter().map(Entry::read).collect())
+        Ok(body.as_chunks::<ENTRY>().0.iter().map(Sighting::read).collect())
     }
 
     async fn write_page(&mut self) -> Result<(), Failure> {

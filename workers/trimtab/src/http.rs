@@ -1,7 +1,8 @@
 //! The HTTP server: health, metrics, and the two calls that start something.
 //!
 //! `GET /livez`, `/readyz` (`?verbose`), `/metrics`; `POST /v1/scans` (a scope, or an Alertmanager notification) and
-//! `POST /v1/trims` (one topic, PIP-219's TrimLedger), both through the same scanner, decider and executor as everything else.
+//! `POST /v1/trims` (one topic, PIP-219's TrimLedger), both through the same scanner, decider and executor as everything else;
+//! `POST /v1/protections` (leave something alone).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,11 +17,12 @@ use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use trimtab_events::{Scope, Trigger};
+use trimtab_events::{Protection, Scope, Trigger};
 use trimtab_targets::Class;
 
 use crate::telemetry::Telemetry;
 use crate::triggers::{Triggers, scopes_of};
+use crate::wishes::Wishes;
 use crate::worker::Failure;
 
 /// One thing that must work for this process to take work; its name, and why it does not.
@@ -35,6 +37,8 @@ pub struct Served {
     pub checks: Vec<Check>,
     /// What calls start; none in roles that start nothing.
     pub triggers: Option<Triggers>,
+    /// Where wishes to be left alone are noted and recorded.
+    pub wishes: Option<Wishes>,
     /// The token that calls must carry.
     pub token: Option<String>,
 }
@@ -50,6 +54,9 @@ pub fn routes(served: Served) -> Router {
         .route("/metrics", get(metrics));
     if served.triggers.is_some() {
         router = router.route("/v1/scans", post(scans)).route("/v1/trims", post(trims));
+    }
+    if served.wishes.is_some() {
+        router = router.route("/v1/protections", post(protections));
     }
     router.layer(axum::extract::DefaultBodyLimit::max(MAX_BODY)).with_state(served)
 }
@@ -143,6 +150,37 @@ async fn scans(State(served): State<Served>, headers: HeaderMap, body: Bytes) ->
 #[serde(deny_unknown_fields)]
 struct Trim {
     topic: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Protect {
+    subject: String,
+    by: String,
+    #[serde(default)]
+    until: Option<jiff::Timestamp>,
+    #[serde(default)]
+    remove: bool,
+}
+
+async fn protections(State(served): State<Served>, headers: HeaderMap, body: Bytes) -> Response {
+    let Some(wishes) = served.wishes.as_ref().filter(|_| allowed(&served, &headers)) else {
+        return problem(StatusCode::UNAUTHORIZED, "this call needs the token as a bearer");
+    };
+    let asked: Protect = match serde_json::from_slice(&body) {
+        Ok(asked) => asked,
+        Err(e) => {
+            let why =
+                format!("expected {{\"subject\": \"persistent://…\", \"by\": \"who\", \"until\": \"RFC 3339\"}}: {e}");
+            return problem(StatusCode::BAD_REQUEST, &why);
+        }
+    };
+    let until_ms = asked.until.map(|until| until.as_millisecond());
+    let wish = Protection { subject: asked.subject, by: asked.by, until_ms };
+    match wishes.note(&wish, asked.remove).await {
+        Ok(()) => (StatusCode::OK, Json(json!({ "protected": !asked.remove }))).into_response(),
+        Err(e) => refused(&e),
+    }
 }
 
 async fn trims(State(served): State<Served>, headers: HeaderMap, body: Bytes) -> Response {

@@ -20,5 +20,6 @@ pub mod share;
 pub mod sign;
 pub mod telemetry;
 pub mod triggers;
+pub mod wishes;
 pub mod worker;
 pub mod workers;

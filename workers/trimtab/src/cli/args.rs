@@ -91,6 +91,8 @@ pub enum Command {
     Scan(ScanArgs),
     /// Let a scan's decisions be carried out that a limit has stopped
     Confirm(ConfirmArgs),
+    /// Leave a topic or a subscriber alone, whatever the rules say; or list and take back such wishes
+    Protect(ProtectArgs),
     /// Run as a scanner over NATS
     Scanner(RoleArgs),
     /// Run as a decider over NATS
@@ -447,6 +449,29 @@ pub struct ConfirmArgs {
     /// Who confirms it; goes into the record
     #[arg(long, value_name = "NAME")]
     pub by: String,
+    /// The bus.
+    #[command(flatten)]
+    pub bus: BusArgs,
+}
+
+/// Arguments of `protect`.
+#[derive(Debug, ClapArgs)]
+pub struct ProtectArgs {
+    /// A topic (with all its subscribers), or one subscriber as plans and records name it: TOPIC?subscription=NAME
+    #[arg(value_name = "SUBJECT", required_unless_present = "list")]
+    pub subject: Option<String>,
+    /// Who asks for it; goes into the record
+    #[arg(long, value_name = "NAME", required_unless_present = "list")]
+    pub by: Option<String>,
+    /// Until when (default: until it is taken back)
+    #[arg(long, value_name = "RFC3339", conflicts_with = "remove")]
+    pub until: Option<Moment>,
+    /// Take the wish back
+    #[arg(long)]
+    pub remove: bool,
+    /// List the wishes, and what was announced to be acted on
+    #[arg(long, conflicts_with_all = ["subject", "by", "remove"])]
+    pub list: bool,
     /// The bus.
     #[command(flatten)]
     pub bus: BusArgs,

@@ -5,6 +5,7 @@ mod audit;
 mod broker_conf;
 mod misc;
 mod plan;
+mod protect;
 mod recover;
 mod roles;
 mod run;
@@ -128,6 +129,7 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Run(run) => run::run(context, run).await,
         Command::Scan(scan) => run::scan(context, scan).await,
         Command::Confirm(confirm) => run::confirm(context, confirm).await,
+        Command::Protect(protect) => protect::protect(context, protect).await,
         Command::Scanner(role) => roles::run(context, role, Role::Scanner).await,
         Command::Decider(role) => roles::run(context, role, Role::Decider).await,
         Command::Executor(role) => roles::run(context, role, Role::Executor).await,

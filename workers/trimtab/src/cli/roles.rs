@@ -46,7 +46,7 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
     let config = &process.config;
     let clock = process.clock.clone();
     let file = format!("{}-{}", role.name(), args.name.as_deref().unwrap_or("main"));
-    let mut triggers = None;
+    let (mut triggers, mut record) = (None, None);
     match role {
         Role::Scanner => {
             let journal = config.pulsar.ask_brokers.then(|| runtime::journal(config, &file, clock)).transpose()?;
@@ -70,15 +70,18 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
             let signer = signer(config, "executor")?;
             let trusted = trusted(&config.keys.trusted_deciders, "executor", "deciders")?;
             let journal = runtime::journal(config, &file, clock)?;
+            record = Some(journal.clone());
             let live = runtime::live(config, Some(journal.clone())).await?;
             process.start_executor(&live, journal, trusted, signer).await?;
         }
         Role::Audit => {
             let trusted = trusted(&config.keys.trusted_executors, "audit", "executors")?;
-            process.start_audit(runtime::journal(config, &file, clock)?, true, trusted)?;
+            let journal = runtime::journal(config, &file, clock)?;
+            record = Some(journal.clone());
+            process.start_audit(journal, true, trusted)?;
         }
     }
-    process.start_http(context.registry.clone(), triggers).await?;
+    process.start_http(context.registry.clone(), triggers, record).await?;
     tracing::info!(role = role.name(), instance = process.instance, "running");
     process.stop.cancelled().await;
     process.finish().await;

@@ -26,6 +26,7 @@ use crate::scans::{Gate, Scans, Tally};
 use crate::share::Share;
 use crate::sign::{Signer, Trusted};
 use crate::triggers::Triggers;
+use crate::wishes::Wishes;
 use crate::worker::{self, LoopOptions, Out};
 use crate::workers::{Audit, Decider, Executor, ExecutorParts, Scanner, ScannerParts};
 
@@ -166,12 +167,14 @@ impl Process {
         &self,
         registry: prometheus::Registry,
         triggers: Option<Triggers>,
+        journal: Option<Arc<Journal>>,
     ) -> anyhow::Result<()> {
         let Some(address) = self.config.http.listen else { return Ok(()) };
         let (listener, got) = http::listen(address).await?;
         info!(address = %got, "health, metrics and webhooks");
         let token = self.config.http.token_file.as_deref().map(secret).transpose()?;
-        let served = Served { registry, checks: vec![self.bus_check(), self.store_check()], triggers, token };
+        let wishes = journal.map(|journal| Wishes::new(self.activity(), journal));
+        let served = Served { registry, checks: vec![self.bus_check(), self.store_check()], triggers, wishes, token };
         self.tasks.spawn(http::serve(listener, served, self.stop.clone()));
         Ok(())
     }
@@ -292,8 +295,8 @@ async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<
     process.start_scanner(&live).await?;
     process.start_decider(decider)?;
     process.start_executor(&live, journal.clone(), deciders, executor).await?;
-    process.start_audit(journal, false, executors)?;
-    process.start_http(context.registry.clone(), Some(process.triggers())).await?;
+    process.start_audit(journal.clone(), false, executors)?;
+    process.start_http(context.registry.clone(), Some(process.triggers()), Some(journal)).await?;
     let exit = match process.config.every {
         None => once(context, &process, scope).await?,
         Some(every) => {
