@@ -114,6 +114,36 @@ fn a_sign_of_life_in_stored_times_starts_it_anew() {
     });
 }
 
+/// A clock that jumps, and a scanner that was off for a year, look the same: what nobody looked at does not count.
+#[test]
+fn a_long_time_without_a_scan_counts_for_a_week() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    block(async {
+        let mut got = Vec::new();
+        for now in [NOW, NOW + 6 * DAY, NOW + 406 * DAY, NOW + 407 * DAY, NOW + 7 * DAY, NOW + 8 * DAY] {
+            let mut log = at("x", 0);
+            see(&activity, std::slice::from_mut(&mut log), now).await;
+            let history = log.subscribers[0].history.unwrap();
+            got.push(((now - history.since_ms) / DAY, history.sightings));
+        }
+        assert_eq!(got, [(0, 1), (6, 2), (13, 3), (14, 4), (0, 1), (1, 2)], "and a clock that went back starts anew");
+    });
+}
+
+#[test]
+fn the_same_snapshot_twice_is_one_sighting() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    block(async {
+        for _ in 0..3 {
+            let mut log = at("x", 0);
+            see(&activity, std::slice::from_mut(&mut log), NOW).await;
+            assert_eq!(log.subscribers[0].history.unwrap().sightings, 1);
+        }
+    });
+}
+
 #[test]
 fn idleness_counts_only_while_it_holds_something() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
 //! Benchmarks. Each prints ratios against a real peer that runs in the same minute on the same machine; what they mean and what
 //! they should be is in docs/benchmarks.md. Nothing here is a test: no figure makes it fail.
 
+mod history;
 mod limiter;
 mod measure;
 mod pipeline;
@@ -16,6 +17,8 @@ const USAGE: &str = "usage: bench COMMAND [NAME=VALUE...]
   limiter   seconds=60 limit=200    operations counted at ZooKeeper, one scanner process and two
   snapshot  rounds=3 small=100000 large=1000000 folder=DIR
                                     plan from a generated file against gzip -dc of it
+  history   rounds=3 small=100000 large=1000000 folder=DIR
+                                    a plan that remembers what it sees of subscribers against one that does not
   pipeline  rounds=5 candidates=320000 keyed=30000 deciders=16 acts=128
                                     candidates over JetStream against nats bench
   generate  topics=N file=FILE      only writes a snapshot file";
@@ -50,6 +53,7 @@ fn main() -> Result<()> {
         "scan" => scan::run(&options),
         "limiter" => limiter::run(&options),
         "snapshot" => snapshot::run(&options),
+        "history" => history::run(&options),
         "pipeline" => pipeline::run(&options),
         "generate" => snapshot::generate(&options),
         "reader" => limiter::reader(&options),

@@ -11,7 +11,7 @@ use crate::{Options, snapshot_file};
 
 pub(crate) fn generate(options: &Options) -> Result<()> {
     let file = options.text("file").context("file=FILE is missing")?;
-    snapshot_file::write(Path::new(file), options.number("topics", 100_000)?)
+    snapshot_file::write(Path::new(file), options.number("topics", 100_000)?, options.number("behind", 0)? > 0)
 }
 
 fn gunzip(file: &Path) -> Result<Took> {
@@ -35,7 +35,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let file = folder.join(format!("bench-{topics}.jsonl.gz"));
         if !file.exists() {
             let partial = file.with_extension("partial");
-            snapshot_file::write(&partial, topics)?;
+            snapshot_file::write(&partial, topics, false)?;
             std::fs::rename(&partial, &file)?;
         }
         println!("{topics} topics, {:.0} MiB compressed", mib(file.metadata()?.len()));

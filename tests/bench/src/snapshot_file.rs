@@ -49,6 +49,7 @@ struct Writer {
     lines: u64,
     zxid: i64,
     state: u64,
+    behind: bool,
 }
 
 impl Writer {
@@ -76,11 +77,11 @@ impl Writer {
     }
 }
 
-/// Writes a file of so many topics, 1 % of them with something to reclaim.
-pub(crate) fn write(path: &Path, topics: u64) -> Result<()> {
+/// Writes a file of so many topics, 1 % of them with something to reclaim; with `behind`, the subscribers of all others hold three ledgers.
+pub(crate) fn write(path: &Path, topics: u64, behind: bool) -> Result<()> {
     let file = BufWriter::with_capacity(1 << 20, File::create(path).with_context(|| path.display().to_string())?);
     let out = flate2::write::GzEncoder::new(file, flate2::Compression::default());
-    let mut to = Writer { out, lines: 0, zxid: 0x1_0000_0000, state: 0x9e37_79b9_7f4a_7c15 };
+    let mut to = Writer { out, lines: 0, zxid: 0x1_0000_0000, state: 0x9e37_79b9_7f4a_7c15, behind };
     let header = format!("\"order\":\"scan-1\",\"source\":\"pulsar 2@1\",\"taken_ms\":{TAKEN_MS},");
     to.node("/", b"", 9, TAKEN_MS, &header)?;
     let layout = "2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1";
@@ -103,7 +104,7 @@ pub(crate) fn write(path: &Path, topics: u64) -> Result<()> {
 }
 
 fn namespace(to: &mut Writer, first: u64, topics: u64) -> Result<()> {
-    let shard = format!("tenant{}/ns{:05}", first / NAMESPACE % 40, first / NAMESPACE);
+    let shard = format!("tenant{:03}/ns{:05}", first / NAMESPACE / 25, first / NAMESPACE);
     to.node(&format!("/managed-ledgers/{shard}/persistent"), b"", topics, TAKEN_MS, "")?;
     let policies = br#"{"replication_clusters":["rig"],"bundles":{"boundaries":["0x00000000","0xffffffff"],"numBundles":1},"retention_policies":{"retentionTimeInMinutes":10080,"retentionSizeInMB":-1},"message_ttl_in_seconds":null,"deleted":false}"#;
     to.node(&format!("/admin/policies/{shard}"), policies, 0, TAKEN_MS, "")?;
@@ -116,7 +117,7 @@ fn namespace(to: &mut Writer, first: u64, topics: u64) -> Result<()> {
 }
 
 fn topic(to: &mut Writer, shard: &str, index: u64) -> Result<()> {
-    let name = format!("events-{:06}-{index:07}", to.random() % 1_000_000);
+    let name = format!("events-{index:07}-{:06}", to.random() % 1_000_000);
     let due = index % 100 == 17;
     let newest = TAKEN_MS - if due { 30 * DAY_MS } else { DAY_MS } - (to.random() % 10_000_000) as i64;
     let first_ledger = index as i64 * LEDGERS + 1000;
@@ -135,7 +136,9 @@ fn topic(to: &mut Writer, shard: &str, index: u64) -> Result<()> {
     to.node(&ledger, &metadata, 0, newest, "")?;
     let path = format!("/managed-ledgers/{shard}/persistent/{name}");
     to.node(&path, &list.0, 1, newest, "")?;
-    let cursor = Proto::default().int(1, -1).int(2, last).int(3, 4).int(6, newest);
+    // One in a hundred keeps up; with `behind` everybody else stands at the first ledger.
+    let stands = if to.behind && !due { first_ledger } else { last };
+    let cursor = Proto::default().int(1, -1).int(2, stands).int(3, 4).int(6, newest - 40 * DAY_MS);
     to.node(&format!("{path}/subscription-{}", index % 7), &cursor.0, 0, newest, "")
 }
 

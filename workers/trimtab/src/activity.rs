@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tracing::warn;
@@ -28,6 +30,8 @@ const PROTECTED: &str = "protected";
 const PAGE_ENTRIES: usize = 8192;
 const ENTRY: usize = 32;
 const MAGIC: &[u8; 4] = b"TTH1";
+/// The longest time between two sightings that counts as idle, seconds.
+const LONGEST_GAP_S: u32 = 7 * 86_400;
 /// Documents read at once.
 const LISTED: usize = 1000;
 
@@ -75,11 +79,13 @@ impl Sighting {
     }
 }
 
-/// Which pages a shard's history has: the number of their generation, and the first topic of each.
+/// Which pages a shard's history has: the number of their generation, and the first topic of each. The last one is in here, so that a
+/// shard of a few thousand subscribers is one document.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Directory {
     generation: u64,
     firsts: Vec<String>,
+    last: String,
 }
 
 /// What our own act left a subscriber at, so that nobody takes it for a sign of life.
@@ -389,7 +395,7 @@ impl Watch {
             wishes: self.wishes.clone(),
             prefix,
             record,
-            new: Directory { generation: old.generation + 1, firsts: Vec::new() },
+            new: Directory { generation: old.generation + 1, ..Directory::default() },
             old,
             revision,
             old_page: (usize::MAX, HashMap::new()),
@@ -495,6 +501,8 @@ impl ShardWatch {
         let Some(known) = known else { return Some(fresh) };
         let same = known.progress == number;
         let ours = own.is_some_and(|own| own.chain.iter().any(|progress| number_of(progress) == known.progress));
+        // A long time in which nobody looked counts for a week of it: a clock that jumped looks the same.
+        let unseen = now.saturating_sub(known.last).saturating_sub(LONGEST_GAP_S);
         // A clock that went back makes what it wrote worthless.
         let plausible = known.since <= now && known.last <= now;
         if !plausible || !(same || ours) {
@@ -514,9 +522,17 @@ impl ShardWatch {
             }
             return Some(Sighting { since: alive, own_until, ..fresh });
         }
-        let sightings = known.sightings.saturating_add(1);
+        // The same moment again is the same snapshot again.
+        let sightings = known.sightings.saturating_add(u16::from(now > known.last));
         let marked = known.marked && same;
-        Some(Sighting { progress: number, since: known.since, last: now, own_until, sightings, marked })
+        Some(Sighting {
+            progress: number,
+            since: known.since.saturating_add(unseen),
+            last: now,
+            own_until,
+            sightings,
+            marked,
+        })
     }
 
     /// Remembers that a subscriber of the log that was seen last is being announced.
@@ -550,6 +566,10 @@ impl ShardWatch {
     }
 
     async fn read_page(&self, number: usize) -> Result<HashMap<u64, Sighting>, Failure> {
+        if number + 1 == self.old.firsts.len() {
+            let page = BASE64.decode(&self.old.last).unwrap_or_default();
+            return Ok(page.as_chunks::<ENTRY>().0.iter().map(Sighting::read).collect());
+        }
         let key = self.page_key(self.old.generation, number);
         let Some(document) = self.activity.store.get(PAGES, &key).await? else {
             warn!(key, "a page of the history is lost: those on it are seen for the first time");
@@ -580,8 +600,9 @@ impl ShardWatch {
             return Ok(Vec::new());
         }
         self.turn(String::new()).await?;
-        if !self.page.is_empty() {
-            self.write_page().await?;
+        if let Some(page) = self.page.strip_prefix(MAGIC) {
+            self.new.last = BASE64.encode(page);
+            self.new.firsts.push(std::mem::take(&mut self.page_first));
         }
         if self.new.firsts.is_empty() && self.revision.is_none() {
             return Ok(Vec::new());
@@ -590,7 +611,7 @@ impl ShardWatch {
         let expect = self.revision.map_or(Expect::Absent, Expect::Revision);
         self.activity.put(PAGES, &directory, &self.new, expect).await?;
         let store = &self.activity.store;
-        for number in 0..self.old.firsts.len() {
+        for number in 0..self.old.firsts.len().saturating_sub(1) {
             store.delete(PAGES, &self.page_key(self.old.generation, number), Expect::Anything).await?;
         }
         for subject in &self.absorbed {

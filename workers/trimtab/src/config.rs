@@ -214,11 +214,15 @@ pub struct Caps {
     pub max_share: f64,
     /// How much fewer topics than in the last scan of the same scope may be seen: 0 to 1.
     pub max_shrink: f64,
+    /// How far the target's clock may be ahead of ours, as its newest node tells. Behind, it cannot be told from a quiet cluster.
+    #[serde(with = "humantime_serde")]
+    pub max_clock_skew: Duration,
 }
 
 impl Default for Caps {
     fn default() -> Self {
-        Caps { max_acts: 1_000, max_bytes: 1 << 40, max_share: 0.5, max_shrink: 0.2 }
+        let max_clock_skew = Duration::from_secs(300);
+        Caps { max_acts: 1_000, max_bytes: 1 << 40, max_share: 0.5, max_shrink: 0.2, max_clock_skew }
     }
 }
 

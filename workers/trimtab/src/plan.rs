@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use tracing::warn;
-use trimtab_events::{Candidate, Decision, LedgerCandidate, PlanItem, ScanRef, ScanReport, Scope, TopicClass, Verdict};
+use trimtab_events::{
+    Candidate, Decision, LedgerCandidate, PlanItem, ScanRef, ScanReport, Scope, SubscriberCandidate, TopicClass,
+    Verdict,
+};
 use trimtab_policy::{Context, Policy, check_any, decide_any};
 use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 
-use crate::activity::Watch;
+use crate::activity::{ShardWatch, Watch};
 use crate::worker::Failure;
 use crate::workers::{SHARD_TRIES, count, count_subscriber, reads};
 
@@ -100,11 +103,7 @@ impl Planning<'_> {
             let wanted = reads(topic, self.policy, self.target, self.now_ms);
             if self.explain { Reads { subscribers: wanted.subscribers, ..Reads::ALL } } else { wanted }
         };
-        let before = planned.problems.len();
-        let mut watch = match self.watch {
-            Some((watch, record)) => Some(watch.shard(shard, record).await.map_err(remembering)?),
-            None => None,
-        };
+        let mut watched = Watched { watch: self.watch, group: None };
         let mut items = self.inventory.scan(shard, self.scope, &reads);
         while let Some(item) = items.next().await {
             let mut candidate = match item? {
@@ -114,18 +113,14 @@ impl Planning<'_> {
                     continue;
                 }
             };
-            if let (Candidate::Subscriber(log), Some(watch)) = (&mut candidate, &mut watch) {
-                watch.see(log, self.now_ms).await.map_err(remembering)?;
+            if let Candidate::Subscriber(log) = &mut candidate {
+                watched.see(log, self.now_ms, planned.problems.len()).await.map_err(remembering)?;
             }
             for decision in decide_any(&candidate, self.policy, &context) {
                 self.item(&candidate, decision, planned, each);
             }
         }
-        let complete = planned.problems.len() == before;
-        if let Some(watch) = watch {
-            watch.finish(complete).await.map_err(remembering)?;
-        }
-        Ok(())
+        watched.finish(planned.problems.len()).await.map_err(remembering)
     }
 
     fn item(
@@ -165,6 +160,42 @@ impl Planning<'_> {
             decision: acts.then_some(decision),
         });
     }
+}
+
+/// What is remembered of subscribers, namespace by namespace: a snapshot has them all in one.
+struct Watched<'a> {
+    watch: Option<(&'a Watch, bool)>,
+    /// The present namespace, its memory, and how many problems there were before it.
+    group: Option<(String, ShardWatch, usize)>,
+}
+
+impl Watched<'_> {
+    async fn see(&mut self, log: &mut SubscriberCandidate, now_ms: i64, problems: usize) -> Result<(), Failure> {
+        let Some((watch, record)) = self.watch else { return Ok(()) };
+        let group = group_of(&log.subject);
+        if self.group.as_ref().is_none_or(|(present, ..)| present != group) {
+            let next = watch.shard(group, record).await?;
+            let group = group.to_owned();
+            self.finish(problems).await?;
+            self.group = Some((group, next, problems));
+        }
+        match &mut self.group {
+            Some((_, watch, _)) => watch.see(log, now_ms).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn finish(&mut self, problems: usize) -> Result<(), Failure> {
+        let Some((_, watch, before)) = self.group.take() else { return Ok(()) };
+        watch.finish(problems == before).await.map(|_| ())
+    }
+}
+
+/// The part of a name that groups go by: `tenant/namespace`, or a region.
+pub(crate) fn group_of(subject: &str) -> &str {
+    let name = subject.split_once("://").map_or(subject, |(_, rest)| rest);
+    let ends: Vec<usize> = name.match_indices('/').map(|(at, _)| at).take(2).collect();
+    ends.last().map_or(name, |end| &name[..*end])
 }
 
 fn remembering(failure: Failure) -> TargetError {

@@ -315,6 +315,20 @@ fn last_key(target: &str, scope: &Scope) -> String {
     format!("last.{}", key_of(target, &scope))
 }
 
+/// Why the clocks forbid to act, if so: something was written later than now.
+pub fn skewed(newest_ms: i64, now_ms: i64, caps: &Caps) -> Option<String> {
+    let ahead_ms = newest_ms.saturating_sub(now_ms);
+    let most_ms = i64::try_from(caps.max_clock_skew.as_millis()).unwrap_or(i64::MAX);
+    (ahead_ms > most_ms).then(|| {
+        format!(
+            "the target's newest node was written {} s from now, more than max_clock_skew ({} s): every age would be wrong. Set the clocks \
+             of this machine and of ZooKeeper's",
+            ahead_ms / 1000,
+            most_ms / 1000
+        )
+    })
+}
+
 /// Why decisions of a scan must not be carried out before a person has looked, if so.
 pub fn over_caps(report: &ScanReport, user_topics: u64, last_topics: Option<u64>, caps: &Caps) -> Option<String> {
     let proposed = report.proposed;

@@ -284,6 +284,9 @@ pub struct PlanArgs {
     /// Save the plan, for `apply`
     #[arg(short = 'o', value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Remember what is seen of subscribers, so that later plans and runs know for how long nothing has changed
+    #[arg(long)]
+    pub remember: bool,
     /// Exit with 5 when there is something to reclaim
     #[arg(long)]
     pub detailed_exitcode: bool,

@@ -48,17 +48,15 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
         }
     };
     let now_ms = args.now.map(|now| now.0).or(taken_ms).unwrap_or_else(|| clock.now_ms());
-    // A plan from a file has nothing to remember; a live one reads what earlier runs remembered.
-    let wires = match &args.snapshot {
-        None if policy.judges_any_subscriber() => Some(runtime::wires(&config, &runtime::instance()).await?),
-        _ => None,
-    };
+    // A live plan reads what earlier runs remembered; one from a file only where it is told to, since it may be of another cluster.
+    let remembers = policy.judges_any_subscriber() && (args.remember || args.snapshot.is_none());
+    let wires = if remembers { Some(runtime::wires(&config, &runtime::instance()).await?) } else { None };
     let watch = match &wires {
         Some(wires) => Some(Activity::new(wires.store.clone(), &config.pulsar.name).begin().await?),
         None => None,
     };
     let planning = Planning {
-        watch: watch.as_ref().map(|watch| (watch, false)),
+        watch: watch.as_ref().map(|watch| (watch, args.remember && scope.whole_namespaces())),
         inventory: inventory.as_ref(),
         policy: &policy,
         target: &config.pulsar.name,

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use comfy_table::{CellAlignment, Table, presets};
-use trimtab_events::{PlanItem, ScanReport, Verdict};
+use trimtab_events::{PlanItem, ScanReport, Verdict, subscriber_subject};
 
 use crate::config::show_bytes;
+use crate::plan::group_of;
 use crate::scans::Tally;
 
 /// A table without frames.
@@ -36,15 +37,21 @@ pub(crate) struct Group {
     held: i64,
 }
 
-/// Sums up items by namespace.
+/// Sums up items by namespace, and by who holds most.
 #[derive(Debug, Default)]
-pub(crate) struct Groups(BTreeMap<String, Group>);
+pub(crate) struct Groups {
+    groups: BTreeMap<String, Group>,
+    /// Bytes held, by whom; the largest ones.
+    holders: Vec<(i64, String)>,
+}
+
+/// Holders that a plan for a person names.
+const HOLDERS: usize = 10;
 
 impl Groups {
     pub(crate) fn add(&mut self, item: &PlanItem) {
-        let name = item.subject.split_once("://").map_or(item.subject.as_str(), |(_, rest)| rest);
-        let namespace = name.splitn(3, '/').take(2).collect::<Vec<_>>().join("/");
-        let group = self.0.entry(namespace).or_default();
+        self.note_holder(item);
+        let group = self.groups.entry(group_of(&item.subject).to_owned()).or_default();
         *group.verdicts.entry(item.verdict).or_default() += 1;
         if item.verdict.acts() {
             group.ledgers += item.ledgers.len() as u64;
@@ -53,9 +60,23 @@ impl Groups {
         group.held = group.held.saturating_add(item.holder.as_ref().map_or(0, |holder| holder.bytes));
     }
 
+    /// A topic that is held back names who holds it; a subscriber's item is about one that does.
+    fn note_holder(&mut self, item: &PlanItem) {
+        let (bytes, who) = match &item.holder {
+            Some(holder) => (holder.bytes, subscriber_subject(&item.subject, &holder.cursor)),
+            None if item.verdict.on_subscriber() => (item.bytes, item.subject.clone()),
+            None => return,
+        };
+        let at = self.holders.partition_point(|(more, _)| *more >= bytes);
+        if bytes > 0 && at < HOLDERS && self.holders.iter().all(|(_, other)| *other != who) {
+            self.holders.insert(at, (bytes, who));
+            self.holders.truncate(HOLDERS);
+        }
+    }
+
     /// Prints the namespaces that have something, the largest first.
     pub(crate) fn print(&self) {
-        let mut rows: Vec<(&String, &Group)> = self.0.iter().collect();
+        let mut rows: Vec<(&String, &Group)> = self.groups.iter().collect();
         rows.sort_by(|a, b| (b.1.bytes, b.1.held, a.0).cmp(&(a.1.bytes, a.1.held, b.0)));
         let mut table = table(
             &["NAMESPACE", "ACT", "BLOCKED", "REPORT", "LEDGERS", "RECLAIMABLE", "HELD BY CURSORS"],
@@ -76,10 +97,16 @@ impl Groups {
             ]);
         }
         print(&table);
+        if !self.holders.is_empty() {
+            println!("\nHeld most by:");
+            for (bytes, who) in &self.holders {
+                println!("  {:>10}  {who}", show_bytes(*bytes));
+            }
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.groups.is_empty()
     }
 }
 

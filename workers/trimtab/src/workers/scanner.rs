@@ -24,7 +24,7 @@ use crate::activity::{Activity, Cleared, ShardWatch, Watch};
 use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
 use crate::metrics::Metrics;
-use crate::scans::{Checkpoint, Gate, Leader, Scans, over_caps};
+use crate::scans::{Checkpoint, Gate, Leader, Scans, over_caps, skewed};
 use crate::telemetry;
 use crate::worker::{Failure, Out, Worker};
 
@@ -73,6 +73,8 @@ struct Scan {
     operations_before: u64,
     page: u32,
     watch: Watch,
+    /// The latest time that a node was written, as the target's clock says.
+    newest_ms: i64,
 }
 
 /// Candidates on their way, by kind.
@@ -130,7 +132,7 @@ impl Scanner {
         self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: now }).await?;
         let watch = Activity::new(self.parts.store.clone(), &self.parts.target).begin().await?;
         let operations_before = self.parts.inventory.operations();
-        Ok(Scan { lease, report, user_topics, after, operations_before, page: 0, watch })
+        Ok(Scan { lease, report, user_topics, after, operations_before, page: 0, watch, newest_ms: 0 })
     }
 
     async fn shards(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
@@ -276,6 +278,7 @@ impl Scanner {
         watch.see(&mut log, context.now_ms).await?;
         let decisions = decide_subscribers(&log, &self.parts.policy, &context);
         for (subscriber, decision) in log.subscribers.iter().zip(&decisions) {
+            scan.newest_ms = scan.newest_ms.max(subscriber.seen.modified_ms);
             count_subscriber(&mut scan.report, decision);
             if decision.verdict == Verdict::Mark {
                 watch.marking(&log, &subscriber.name);
@@ -300,6 +303,7 @@ impl Scanner {
         let context = Context { scan: scan.report.scan, target: &self.parts.target, now_ms: self.now_ms() };
         let decision = decide(&topic, &self.parts.policy, &context);
         count(&mut scan.report, &topic, &decision);
+        scan.newest_ms = scan.newest_ms.max(topic.seen.modified_ms);
         scan.user_topics += u64::from(topic.class == TopicClass::User);
         self.parts.metrics.topics.add(1, &[]);
         if decision.reasons.iter().any(|reason| reason.rule == UNKNOWN) {
@@ -374,7 +378,8 @@ impl Scanner {
     async fn end(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
         let last = self.scans.last_topics(&self.parts.target, &request.scope).await?;
         scan.report.ended_ms = self.now_ms();
-        scan.report.stopped = over_caps(&scan.report, scan.user_topics, last, &self.parts.caps);
+        scan.report.stopped = skewed(scan.newest_ms, scan.report.ended_ms, &self.parts.caps)
+            .or_else(|| over_caps(&scan.report, scan.user_topics, last, &self.parts.caps));
         let scan_ref = scan.report.scan;
         self.renew(scan).await?;
         let gate = Gate {
