@@ -24,6 +24,8 @@ pub struct Config {
     /// Scan again after this time; once when absent.
     #[serde(with = "humantime_serde")]
     pub every: Option<Duration>,
+    /// Which of the systems below this process works on. Another one has a process of its own.
+    pub system: System,
     /// The Pulsar cluster.
     pub pulsar: PulsarConfig,
     /// Limits on operations and calls.
@@ -59,6 +61,15 @@ pub struct NotifyConfig {
     pub webhook: Option<String>,
     /// File with a token that is sent along as a bearer.
     pub token_file: Option<PathBuf>,
+}
+
+/// A system that can be worked on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum System {
+    /// Pulsar.
+    #[default]
+    Pulsar,
 }
 
 /// Whether anything may be changed.
@@ -448,6 +459,13 @@ impl Config {
         Policy::new(config, hash).map_err(|e| ConfigError(e.to_string()))
     }
 
+    /// Name of the target in events, records and rules.
+    pub fn target(&self) -> &str {
+        match self.system {
+            System::Pulsar => &self.pulsar.name,
+        }
+    }
+
     /// Where the record and the embedded state are kept.
     ///
     /// # Errors
@@ -464,7 +482,7 @@ impl Config {
 }
 
 fn is_top_level(rest: &str) -> bool {
-    ["MODE", "STATE_DIR", "EVERY", "AGE_RULE", "DECISION_VALID"].contains(&rest)
+    ["MODE", "SYSTEM", "STATE_DIR", "EVERY", "AGE_RULE", "DECISION_VALID"].contains(&rest)
 }
 
 impl RuleText {

@@ -22,7 +22,7 @@ pub(crate) fn config(context: &Context, args: &ConfigArgs) -> anyhow::Result<Exi
             let name = trimtab_targets::pulsar::TopicName::of_subject(topic).ok_or_else(|| {
                 Usage(format!("{topic:?} is not a topic's name; expected persistent://tenant/namespace/topic"))
             })?;
-            match policy.rule_for(&config.pulsar.name, &name.subject(), name.partition.is_some()) {
+            match policy.rule_for(config.target(), &name.subject(), name.partition.is_some()) {
                 Some(rule) => println!("{}", serde_json::to_string_pretty(rule)?),
                 None => println!("no rule applies: the target's own policies do"),
             }

@@ -52,14 +52,14 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
     let remembers = policy.judges_any_subscriber() && (args.remember || args.snapshot.is_none());
     let wires = if remembers { Some(runtime::wires(&config, &runtime::instance()).await?) } else { None };
     let watch = match &wires {
-        Some(wires) => Some(Activity::new(wires.store.clone(), &config.pulsar.name).begin().await?),
+        Some(wires) => Some(Activity::new(wires.store.clone(), config.target()).begin().await?),
         None => None,
     };
     let planning = Planning {
         watch: watch.as_ref().map(|watch| (watch, args.remember && scope.whole_namespaces())),
         inventory: inventory.as_ref(),
         policy: &policy,
-        target: &config.pulsar.name,
+        target: config.target(),
         scope: &scope,
         now_ms,
         explain: args.explain.is_some(),
@@ -95,7 +95,7 @@ fn head(config: &Config, policy: &Policy, cluster: String, scope: Scope, now_ms:
     Plan {
         format_version: PLAN_FORMAT.to_owned(),
         made_by: format!("trimtab {}", env!("CARGO_PKG_VERSION")),
-        target: config.pulsar.name.clone(),
+        target: config.target().to_owned(),
         cluster,
         scope,
         policy: policy.hash().to_owned(),
@@ -242,11 +242,8 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<
     if clock.now_ms() > plan.expires_ms {
         anyhow::bail!(Usage(format!("the plan expired at {}; make a new one", timestamp(plan.expires_ms))));
     }
-    if plan.target != config.pulsar.name {
-        anyhow::bail!(Usage(format!(
-            "the plan is for {:?}, the configuration for {:?}",
-            plan.target, config.pulsar.name
-        )));
+    if plan.target != config.target() {
+        anyhow::bail!(Usage(format!("the plan is for {:?}, the configuration for {:?}", plan.target, config.target())));
     }
     let decisions: Vec<_> = plan.items.iter().filter_map(|item| item.decision.clone()).collect();
     let Some(first) = decisions.first() else {
@@ -270,15 +267,15 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<
     }
     let wires = runtime::wires(&Config { nats: Default::default(), ..config.clone() }, &instance).await?;
     let parts = ExecutorParts {
-        target: config.pulsar.name.clone(),
-        act: Arc::new(live.act(&config)),
+        target: config.target().to_owned(),
+        act: live.act,
         inventory: live.inventory,
         policy: config.policy()?,
         caps: config.caps,
         // Naming a reviewed plan is the switch.
         mode: Mode::Apply,
         scans: Scans::new(wires.store.clone()),
-        activity: Activity::new(wires.store.clone(), &config.pulsar.name),
+        activity: Activity::new(wires.store.clone(), config.target()),
         journal,
         trusted: Trusted::default(),
         signer: Signer::ephemeral(),
@@ -378,7 +375,7 @@ impl Applied {
 pub(crate) async fn snapshot(context: &Context, args: SnapshotArgs) -> anyhow::Result<Exit> {
     let mut config = context.global.config()?;
     args.source.apply(&mut config);
-    let live = runtime::live(&config, None).await?;
+    let live = runtime::pulsar(&config, None).await?;
     let totals = write(&live.inventory, &args.scope.scope(), &args.out, Clock::system().now_ms()).await?;
     println!(
         "{}: {} topics of {} namespaces in {} lines, {} metadata operations",

@@ -62,11 +62,11 @@ impl Process {
     }
 
     pub(crate) fn triggers(&self) -> Triggers {
-        Triggers::new(self.wires.bus.clone(), &self.config.pulsar.name, self.clock.clone(), &self.instance)
+        Triggers::new(self.wires.bus.clone(), self.config.target(), self.clock.clone(), &self.instance)
     }
 
     pub(crate) fn activity(&self) -> Activity {
-        Activity::new(self.wires.store.clone(), &self.config.pulsar.name)
+        Activity::new(self.wires.store.clone(), self.config.target())
     }
 
     pub(crate) fn out(&self) -> Out {
@@ -81,7 +81,7 @@ impl Process {
 
     /// Starts the scanner, with its part of the cluster's limit.
     pub(crate) async fn start_scanner(&self, live: &Live) -> anyhow::Result<()> {
-        let name = &self.config.pulsar.name;
+        let name = self.config.target();
         if self.config.limits.metadata_rate > 0.0 {
             let limit = self.config.limits.metadata_rate;
             let store = self.wires.store.clone();
@@ -96,7 +96,7 @@ impl Process {
             });
         }
         let parts = ScannerParts {
-            target: name.clone(),
+            target: name.to_owned(),
             inventory: live.inventory.clone(),
             policy: self.config.policy()?,
             caps: self.config.caps,
@@ -125,9 +125,9 @@ impl Process {
         signer: Signer,
     ) -> anyhow::Result<()> {
         let parts = ExecutorParts {
-            target: self.config.pulsar.name.clone(),
+            target: self.config.target().to_owned(),
             inventory: live.inventory.clone(),
-            act: Arc::new(live.act(&self.config)),
+            act: live.act.clone(),
             policy: self.config.policy()?,
             caps: self.config.caps,
             mode: self.config.mode.into(),
@@ -189,7 +189,7 @@ impl Process {
 
     fn store_check(&self) -> Check {
         let scans = self.scans.clone();
-        let target = self.config.pulsar.name.clone();
+        let target = self.config.target().to_owned();
         Arc::new(move || {
             let (scans, target) = (scans.clone(), target.clone());
             Box::pin(async move { ("store", scans.leader(&target).await.map(|_| ()).map_err(|e| e.to_string())) })
@@ -254,7 +254,7 @@ async fn look(context: &Context, config: &Config, scope: &Scope) -> anyhow::Resu
     let wires =
         if policy.judges_any_subscriber() { Some(runtime::wires(config, &runtime::instance()).await?) } else { None };
     loop {
-        let activity = wires.as_ref().map(|wires| Activity::new(wires.store.clone(), &config.pulsar.name));
+        let activity = wires.as_ref().map(|wires| Activity::new(wires.store.clone(), config.target()));
         let watch = match &activity {
             Some(activity) => Some(activity.begin().await?),
             None => None,
@@ -263,7 +263,7 @@ async fn look(context: &Context, config: &Config, scope: &Scope) -> anyhow::Resu
             watch: watch.as_ref().map(|watch| (watch, scope.whole_namespaces())),
             inventory: live.inventory.as_ref(),
             policy: &policy,
-            target: &config.pulsar.name,
+            target: config.target(),
             scope,
             now_ms: clock.now_ms(),
             explain: false,

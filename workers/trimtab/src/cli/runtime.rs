@@ -11,29 +11,41 @@ use trimtab_targets::pulsar::{
     ActOptions, Admin, AdminOptions, AskPolicies, Connection, PulsarAct, PulsarInventory, Settings, Tls, TopicName,
     TopicPolicies, Zk, ZkOptions, topic_policies_file,
 };
-use trimtab_targets::{Class, Pace, TargetError};
+use trimtab_targets::{Act, Class, Inventory, Pace, TargetError};
 
 use super::Usage;
 use crate::clock::Clock;
-use crate::config::{Config, secret};
+use crate::config::{Config, System, secret};
 use crate::journal::{Entry, Journal, RecordKind};
 
-/// A live target.
+/// A live target, whatever system it is.
 pub(crate) struct Live {
-    pub(crate) inventory: Arc<PulsarInventory>,
-    pub(crate) admin: Arc<Admin>,
+    pub(crate) inventory: Arc<dyn Inventory>,
+    pub(crate) act: Arc<dyn Act>,
     pub(crate) pace: Arc<Pace>,
-}
-
-impl Live {
-    pub(crate) fn act(&self, config: &Config) -> PulsarAct {
-        let options = ActOptions { settle: config.limits.settle, ..ActOptions::default() };
-        PulsarAct::new(self.admin.clone(), self.inventory.clone(), options)
-    }
 }
 
 /// Connects to the configured target. `journal` is where evidence goes before brokers are asked for anything.
 pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyhow::Result<Live> {
+    match config.system {
+        System::Pulsar => {
+            let Pulsar { inventory, admin, pace } = pulsar(config, journal).await?;
+            let options = ActOptions { settle: config.limits.settle, ..ActOptions::default() };
+            let act = Arc::new(PulsarAct::new(admin, inventory.clone(), options));
+            Ok(Live { inventory, act, pace })
+        }
+    }
+}
+
+/// A Pulsar cluster.
+pub(crate) struct Pulsar {
+    pub(crate) inventory: Arc<PulsarInventory>,
+    admin: Arc<Admin>,
+    pace: Arc<Pace>,
+}
+
+/// Connects to the configured Pulsar cluster.
+pub(crate) async fn pulsar(config: &Config, journal: Option<Arc<Journal>>) -> anyhow::Result<Pulsar> {
     let address = config.pulsar.metadata.as_deref().ok_or_else(|| {
         Usage(
             "no metadata address is known: give --from zk://host:port, or set pulsar.metadata in the configuration"
@@ -52,7 +64,7 @@ pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyh
     };
     let zk = Zk::connect(connection, options, pace.clone()).await?;
     let inventory = Arc::new(PulsarInventory::new(zk, settings(config)?, ask));
-    Ok(Live { inventory, admin, pace })
+    Ok(Pulsar { inventory, admin, pace })
 }
 
 fn secure(connection: &mut Connection, config: &Config) -> anyhow::Result<()> {
