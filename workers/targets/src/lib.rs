@@ -9,4 +9,4 @@ mod traits;
 
 pub use error::{Class, TargetError};
 pub use pace::{Pace, PaceError};
-pub use traits::{Act, Effect, Inventory, Item, Mode, Permit, Reads, ReadsOf, Shard};
+pub use traits::{Act, Effect, Inventory, Item, Mode, Permit, Reads, ReadsOf, Record, Shard, Skipped, Undo};

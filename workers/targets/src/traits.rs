@@ -2,9 +2,9 @@
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use trimtab_events::{Candidate, Decision, LedgerCandidate, Scope};
+use trimtab_events::{Candidate, Decision, LedgerCandidate, Position, Scope, TopicState, Verdict};
 
-use crate::error::Result;
+use crate::error::{Class, Result, TargetError};
 
 /// A part of a target that is scanned, and resumed, as a whole. For Pulsar a namespace, `tenant/namespace`.
 pub type Shard = String;
@@ -78,12 +78,49 @@ impl Permit {
 /// What an act did, as far as the answers to its calls say. What it freed is judged by reading the target again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Effect {
+    /// Nothing was done, and why: what was decided on is not so any more.
+    pub skipped: Option<Skipped>,
     /// The metadata did not show it within the time allowed: pending, not failed.
     pub pending: bool,
     /// The topic was closed again.
     pub unloaded: bool,
+    /// How far a subscriber was to be moved in the end: to where was decided, or less far for a reason that a note gives.
+    pub aim: Option<Position>,
+    /// Where it stood when the act let it go, if the act could tell. Can lie beyond the aim, over what was consumed one by one.
+    pub left_at: Option<Position>,
     /// What a person should know.
     pub notes: Vec<String>,
+}
+
+/// Why nothing was done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Name of the reason, as in outcomes: `online`, `gone`, `changed`.
+    pub rule: &'static str,
+    /// For a person.
+    pub says: String,
+    /// It was a sign of life of the subscriber.
+    pub alive: bool,
+}
+
+/// Takes down what must be on disk before an act goes on.
+pub trait Record: Send + Sync {
+    /// Evidence that the act is about to erase, or that taking it back needs. It is on disk when this returns; without that the act
+    /// must not go on.
+    fn record(&self, evidence: serde_json::Value) -> BoxFuture<'_, Result<()>>;
+}
+
+/// An act that is to be taken back, from the record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undo {
+    /// What was carried out.
+    pub decision: Decision,
+    /// How it was before.
+    pub before: Option<TopicState>,
+    /// How it was right after.
+    pub after: Option<TopicState>,
+    /// What the act took down on its way, in order.
+    pub evidence: Vec<serde_json::Value>,
 }
 
 /// Carries out decisions through the owner.
@@ -94,6 +131,7 @@ pub trait Act: Send + Sync {
         &'a self,
         decision: &'a Decision,
         seen: &'a Candidate,
+        record: &'a dyn Record,
         permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>>;
 
@@ -105,4 +143,22 @@ pub trait Act: Send + Sync {
         seen: &'a Candidate,
         permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>>;
+
+    /// Takes an act back, while what it needs for that exists. Most acts cannot be.
+    fn undo<'a>(
+        &'a self,
+        undo: &'a Undo,
+        _record: &'a dyn Record,
+        _permit: &'a Permit,
+    ) -> BoxFuture<'a, Result<Effect>> {
+        let Decision { verdict, subject, .. } = &undo.decision;
+        let why = match verdict {
+            Verdict::Consume => "the owner knows no way to move a subscriber back",
+            Verdict::DeleteSubscription => "the subscription is gone, and its position with it",
+            Verdict::Mark => "nothing was done to it; `trimtab protect` keeps it from being acted on",
+            _ => "what a trim frees is gone for good",
+        };
+        let failed = TargetError::new(Class::Invalid, format!("taking back {verdict} on {subject}"), why);
+        Box::pin(futures::future::ready(Err(failed)))
+    }
 }

@@ -96,6 +96,9 @@ struct Own {
     chain: Vec<String>,
     /// When the last visit ended, milliseconds since 1970.
     until_ms: i64,
+    /// When an act found it alive, milliseconds since 1970; 0 when none did.
+    #[serde(default)]
+    alive_ms: i64,
 }
 
 /// The shared memory of subscribers of one target.
@@ -296,14 +299,26 @@ impl Activity {
             Some((own, revision)) if own.chain.iter().any(|progress| progress == decided) => {
                 (own, Expect::Revision(revision))
             }
-            Some((_, revision)) => {
-                (Own { subject, chain: vec![decided.to_owned()], until_ms: now_ms }, Expect::Revision(revision))
-            }
-            None => (Own { subject, chain: vec![decided.to_owned()], until_ms: now_ms }, Expect::Absent),
+            Some((_, revision)) => (
+                Own { subject, chain: vec![decided.to_owned()], until_ms: now_ms, alive_ms: 0 },
+                Expect::Revision(revision),
+            ),
+            None => (Own { subject, chain: vec![decided.to_owned()], until_ms: now_ms, alive_ms: 0 }, Expect::Absent),
         };
         own.chain.push(after.clone());
         own.until_ms = now_ms;
         self.put(OWN, &key, &own, expect).await
+    }
+
+    /// Notes that an act found a subscriber alive: it was online, or it came back meanwhile.
+    ///
+    /// # Errors
+    /// When the store cannot be written.
+    pub async fn note_alive(&self, log: &SubscriberCandidate, name: &str, now_ms: i64) -> Result<(), Failure> {
+        let subject = remembered(log, name);
+        let key = self.key(&subject);
+        let own = Own { subject, chain: Vec::new(), until_ms: 0, alive_ms: now_ms };
+        self.put(OWN, &key, &own, Expect::Anything).await
     }
 
     /// Marks a subscriber; what was marked before, if it was with the same progress.
@@ -495,7 +510,12 @@ impl ShardWatch {
             return known;
         };
         let number = number_of(progress);
-        let own = self.own.get(&key).filter(|own| own.chain.last() == Some(progress));
+        let noted = self.own.get(&key);
+        let found_alive = noted.map_or(0, |own| seconds(own.alive_ms));
+        if found_alive > 0 {
+            self.absorbed.push(subject.to_owned());
+        }
+        let own = noted.filter(|own| own.chain.last() == Some(progress));
         let own_until = own.map_or(0, |own| seconds(own.until_ms));
         let fresh = Sighting { progress: number, since: now, last: now, own_until, sightings: 1, marked: false };
         let Some(known) = known else { return Some(fresh) };
@@ -515,7 +535,8 @@ impl ShardWatch {
             self.absorbed.push(subject.to_owned());
         }
         let own_until = known.own_until.max(own_until);
-        let alive = Some(seconds(subscriber.alive_ms)).filter(|alive| *alive > own_until).unwrap_or(0);
+        let stored = Some(seconds(subscriber.alive_ms)).filter(|alive| *alive > own_until).unwrap_or(0);
+        let alive = stored.max(found_alive);
         if alive > known.since {
             if known.marked {
                 self.cleared.push(Cleared { subject: subject.to_owned() });

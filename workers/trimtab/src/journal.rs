@@ -39,6 +39,10 @@ pub enum RecordKind {
     Notice,
     /// A person asked for something to be left alone, or took that back.
     Protect,
+    /// An act is about to be taken back.
+    Undo,
+    /// What came of that.
+    Undone,
     /// A person confirmed what a limit had stopped.
     Confirm,
     /// Evidence that a call may erase.

@@ -11,7 +11,7 @@ use super::inventory::PulsarInventory;
 use super::metadata::managed_ledger_info;
 use super::names::TopicName;
 use crate::error::{Class, Result, TargetError};
-use crate::{Act, Effect, Permit};
+use crate::{Act, Effect, Permit, Record};
 
 /// Times of an act.
 #[derive(Debug, Clone)]
@@ -134,6 +134,7 @@ impl Act for PulsarAct {
         &'a self,
         decision: &'a Decision,
         seen: &'a Candidate,
+        _record: &'a dyn Record,
         _permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>> {
         async move {

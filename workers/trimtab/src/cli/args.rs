@@ -93,6 +93,8 @@ pub enum Command {
     Confirm(ConfirmArgs),
     /// Leave a topic or a subscriber alone, whatever the rules say; or list and take back such wishes
     Protect(ProtectArgs),
+    /// Take an act back, while what it needs for that exists
+    Undo(UndoArgs),
     /// Run as a scanner over NATS
     Scanner(RoleArgs),
     /// Run as a decider over NATS
@@ -478,6 +480,23 @@ pub struct ProtectArgs {
     /// The bus.
     #[command(flatten)]
     pub bus: BusArgs,
+}
+
+/// Arguments of `undo`.
+#[derive(Debug, ClapArgs)]
+pub struct UndoArgs {
+    /// The decision that was carried out, as `audit list` shows it
+    #[arg(value_name = "ID")]
+    pub decision: uuid::Uuid,
+    /// Who takes it back; goes into the record
+    #[arg(long, value_name = "NAME")]
+    pub by: String,
+    /// Where the target is.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Which record.
+    #[command(flatten)]
+    pub file: AuditFile,
 }
 
 /// Arguments of `audit`.

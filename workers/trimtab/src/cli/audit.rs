@@ -23,7 +23,7 @@ pub(crate) async fn audit(context: &Context, args: AuditArgs) -> anyhow::Result<
     }
 }
 
-fn files(context: &Context, file: &AuditFile) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) fn files(context: &Context, file: &AuditFile) -> anyhow::Result<Vec<PathBuf>> {
     if let Some(file) = &file.file {
         return Ok(vec![file.clone()]);
     }

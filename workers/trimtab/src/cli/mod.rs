@@ -11,6 +11,7 @@ mod roles;
 mod run;
 mod runtime;
 mod table;
+mod undo;
 
 use std::process::ExitCode;
 
@@ -130,6 +131,7 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Scan(scan) => run::scan(context, scan).await,
         Command::Confirm(confirm) => run::confirm(context, confirm).await,
         Command::Protect(protect) => protect::protect(context, protect).await,
+        Command::Undo(undo) => undo::undo(context, undo).await,
         Command::Scanner(role) => roles::run(context, role, Role::Scanner).await,
         Command::Decider(role) => roles::run(context, role, Role::Decider).await,
         Command::Executor(role) => roles::run(context, role, Role::Executor).await,

@@ -10,11 +10,11 @@ use tokio::sync::Mutex;
 use tracing::{Instrument, Span, info, info_span, warn};
 use trimtab_bus::Role;
 use trimtab_events::{
-    Announced, Body, Candidate, Decision, Event, Notice, Outcome, Reason, Status, SubscriberCandidate, TopicState,
-    Verdict, event_id, split_subscriber,
+    Announced, Body, Candidate, Decision, Event, Notice, Outcome, Position, Reason, Status, SubscriberCandidate,
+    TopicState, Verdict, event_id, split_subscriber,
 };
 use trimtab_policy::{Context, Policy, check_any, decide_any, reinstate};
-use trimtab_targets::{Act, Class, Inventory, Mode, Permit, TargetError};
+use trimtab_targets::{Act, Class, Effect, Inventory, Mode, Permit, Record, TargetError};
 
 use super::source;
 use crate::activity::Activity;
@@ -365,28 +365,33 @@ impl Executor {
             trimtab.bytes = decision.bytes,
         );
         info!(subject = decision.subject, verdict = decision.verdict.name(), ledgers = ?decision.ledgers, "acting");
-        let acted = self.parts.act.act(decision, seen, permit).instrument(span).await;
+        let record = Evidence { journal: &self.parts.journal, decision };
+        let acted = self.parts.act.act(decision, seen, &record, permit).instrument(span).await;
         // Judged by the metadata, whatever the answer to the call was.
         let seen = self.parts.inventory.observe(&decision.subject).await;
-        if let Ok(Some(Candidate::Subscriber(log))) = &seen {
-            self.note_own(decision, log).await;
+        if let (Ok(effect), Ok(Some(Candidate::Subscriber(log)))) = (&acted, &seen) {
+            self.note_subscriber(decision, effect, log).await;
         }
         let after = seen.map(|seen| seen.as_ref().map(|seen| state_of(decision, seen)));
         judge(decision, before, acted, after)
     }
 
-    /// Remembers where our own act left a subscriber, so that nobody takes that for a sign of life. Only if it stands exactly there: who
-    /// stands further is back.
-    async fn note_own(&self, decision: &Decision, log: &SubscriberCandidate) {
+    /// Remembers where our own act left a subscriber, so that nobody takes that for a sign of life: only if it stands exactly there, for
+    /// who stands further is back. And that the act found it alive, if it did.
+    async fn note_subscriber(&self, decision: &Decision, effect: &Effect, log: &SubscriberCandidate) {
         let Some(consume) = &decision.consume else { return };
-        if log.position(&consume.subscription) != Some(consume.to) {
+        let (name, now) = (&consume.subscription, self.now_ms());
+        let noted = if effect.skipped.as_ref().is_some_and(|skipped| skipped.alive) {
+            self.parts.activity.note_alive(log, name, now).await
+        } else if effect.skipped.is_none() && log.position(name) == Some(effect.left_at.unwrap_or(consume.to)) {
+            let own = consume.stale.iter().find(|stale| stale.subscription == *name);
+            let decided = own.map(|stale| stale.progress.as_str()).unwrap_or_default();
+            self.parts.activity.note_own(log, name, decided, now).await
+        } else {
             return;
-        }
-        let own = consume.stale.iter().find(|stale| stale.subscription == consume.subscription);
-        let decided = own.map(|stale| stale.progress.as_str()).unwrap_or_default();
-        let noted = self.parts.activity.note_own(log, &consume.subscription, decided, self.now_ms()).await;
+        };
         if let Err(e) = noted {
-            warn!(subject = decision.subject, error = %e, "our own act was not noted: it will look like a sign of life");
+            warn!(subject = decision.subject, error = %e, "what the act saw of the subscriber was not noted");
         }
     }
 
@@ -468,6 +473,29 @@ impl Executor {
     }
 }
 
+/// Where an act takes down what it needs on its way: in the record, under the decision's id.
+struct Evidence<'a> {
+    journal: &'a Journal,
+    decision: &'a Decision,
+}
+
+impl Record for Evidence<'_> {
+    fn record(&self, evidence: serde_json::Value) -> BoxFuture<'_, Result<(), TargetError>> {
+        async move {
+            let entry = Entry {
+                kind: RecordKind::Evidence,
+                id: self.decision.id.to_string(),
+                subject: self.decision.subject.clone(),
+                trace_id: telemetry::trace_id(&Span::current()),
+                body: serde_json::json!({ "scan": self.decision.scan, "evidence": evidence }),
+            };
+            let what = format!("recording what was seen of {}", self.decision.subject);
+            self.journal.write(entry).await.map(|_| ()).map_err(|e| TargetError::new(Class::Transient, what, e))
+        }
+        .boxed()
+    }
+}
+
 /// What a decision's intent is known by: the same decision of a later scan is another act.
 fn intent_key(decision: &Decision) -> String {
     format!("{}/{}", decision.id, decision.scan.id)
@@ -485,12 +513,10 @@ fn outcome_key(body: &serde_json::Value) -> String {
 
 /// Whether the metadata shows what was to be: the subscriber stands where it was to go or further (a hub or broker collects the ledgers
 /// in its own time), or is gone; without one, the ledgers are gone.
-fn shows(decision: &Decision, after: &TopicState) -> bool {
+fn shows(decision: &Decision, aim: Option<Position>, after: &TopicState) -> bool {
     match (&decision.consume, decision.verdict) {
         (Some(_), Verdict::DeleteSubscription) => after.position.is_none(),
-        (Some(consume), _) => after
-            .position
-            .is_some_and(|at| at.entry >= consume.to.entry && at.ledger == consume.to.ledger || at > consume.to),
+        (Some(consume), _) => after.position.is_some_and(|at| at >= aim.unwrap_or(consume.to)),
         (None, _) => !decision.ledgers.iter().any(|id| after.ledgers.contains(id)),
     }
 }
@@ -499,7 +525,7 @@ fn shows(decision: &Decision, after: &TopicState) -> bool {
 fn status_after_restart(decision: &Decision, before: Option<&TopicState>, after: Option<&TopicState>) -> Status {
     let Some(after) = after else { return Status::Failed };
     let changed = before.is_none_or(|before| before.ledgers != after.ledgers);
-    let shown = shows(decision, after);
+    let shown = shows(decision, None, after);
     if decision.consume.is_some() {
         return if shown { Status::Done } else { Status::Failed };
     }
@@ -560,12 +586,15 @@ fn judge(
     after: Result<Option<TopicState>, TargetError>,
 ) -> Ended {
     let mut reasons = Vec::new();
-    let mut unloaded = false;
-    let mut pending = false;
+    let (mut unloaded, mut pending, mut skipped, mut aim) = (false, false, false, None);
     let failed = match acted {
         Ok(effect) => {
+            if let Some(why) = &effect.skipped {
+                reasons.push(reason(why.rule, why.says.clone()));
+                skipped = true;
+            }
             reasons.extend(effect.notes.iter().map(|note| reason("call", note.clone())));
-            (unloaded, pending) = (effect.unloaded, effect.pending);
+            (unloaded, pending, aim) = (effect.unloaded, effect.pending, effect.aim);
             false
         }
         Err(e) => {
@@ -589,8 +618,9 @@ fn judge(
     if !beyond.is_empty() {
         reasons.push(reason("beyond", format!("more was freed than predicted: {beyond:?}")));
     }
-    let shown = after.as_ref().is_some_and(|after| shows(decision, after));
+    let shown = after.as_ref().is_some_and(|after| shows(decision, aim, after));
     let status = match (shown, failed, pending) {
+        _ if skipped => Status::Skipped,
         _ if after.is_none() => {
             reasons.push(reason("verify", "it does not exist any more"));
             Status::Failed
