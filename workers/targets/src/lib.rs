@@ -6,7 +6,9 @@ mod error;
 mod pace;
 pub mod pulsar;
 mod traits;
+mod zk;
 
 pub use error::{Class, TargetError};
 pub use pace::{Pace, PaceError};
 pub use traits::{Act, Effect, Inventory, Item, Mode, Permit, Reads, ReadsOf, Record, Shard, Skipped, Undo};
+pub use zk::{Connection, Tls, Zk, ZkOptions};

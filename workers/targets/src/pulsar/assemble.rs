@@ -11,6 +11,7 @@ use trimtab_events::{
 use super::metadata::{self, LedgerState};
 use super::names::{self, TopicName};
 use super::policies::{self, NamespacePolicies, TopicLevel, TopicPolicies};
+use crate::zk::Stat;
 
 /// What only a broker's configuration says. The defaults are Pulsar's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,17 +47,6 @@ impl Default for Settings {
             topic_policies: None,
         }
     }
-}
-
-/// The part of a node's stat that counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stat {
-    pub(crate) created_zxid: i64,
-    pub(crate) modified_zxid: i64,
-    pub(crate) modified_ms: i64,
-    pub(crate) version: i32,
-    pub(crate) children: u64,
-    pub(crate) ephemeral: bool,
 }
 
 impl Stat {

@@ -16,8 +16,8 @@ use super::names::{self, TopicName};
 use super::policies::{self, NamespacePolicies, TopicLevel, TopicPolicies};
 use super::scope::ScopeFilter;
 use super::subscribers::{self, Grouper};
-use super::zk::Zk;
 use crate::error::{Class, Result, TargetError};
+use crate::zk::{Stat, Zk};
 use crate::{Inventory, Item, Reads, ReadsOf};
 
 /// Requests for the cursors of one topic that are in flight at once.
@@ -465,14 +465,7 @@ fn layout_of(value: &[u8]) -> std::result::Result<Layout, String> {
 }
 
 fn unreadable(name: &TopicName, facts: &Namespace, settings: &Settings, error: &TargetError) -> LedgerCandidate {
-    let stat = assemble::Stat {
-        created_zxid: 0,
-        modified_zxid: 0,
-        modified_ms: 0,
-        version: -1,
-        children: 0,
-        ephemeral: false,
-    };
+    let stat = Stat { created_zxid: 0, modified_zxid: 0, modified_ms: 0, version: -1, children: 0, ephemeral: false };
     let mut topic = assemble::topic(name, stat, &[], facts, settings);
     topic.ledgers = Evidence::Unknown(error.to_string());
     topic.cursors = Evidence::Unknown(error.to_string());

@@ -13,7 +13,6 @@ mod policies;
 mod scope;
 pub mod snapshot;
 mod subscribers;
-mod zk;
 
 pub use act::{ActOptions, PulsarAct};
 pub use admin::{Admin, AdminOptions};
@@ -23,4 +22,3 @@ pub use metadata::{Undecodable, cursor_info, ledger_metadata, managed_ledger_inf
 pub use names::{TopicName, ledger_id, ledger_path};
 pub use policies::{TopicLevel, TopicPolicies, topic_policies_file};
 pub use scope::check_scope;
-pub use zk::{Connection, Tls, Zk, ZkOptions};

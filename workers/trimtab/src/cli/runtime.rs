@@ -8,10 +8,10 @@ use futures::future::{BoxFuture, FutureExt};
 use trimtab_bus::{Bus, BusOptions, InProcess, SqliteStore, Store};
 use trimtab_events::{LedgerCandidate, Retention};
 use trimtab_targets::pulsar::{
-    ActOptions, Admin, AdminOptions, AskPolicies, Connection, PulsarAct, PulsarInventory, Settings, Tls, TopicName,
-    TopicPolicies, Zk, ZkOptions, topic_policies_file,
+    ActOptions, Admin, AdminOptions, AskPolicies, PulsarAct, PulsarInventory, Settings, TopicName, TopicPolicies,
+    topic_policies_file,
 };
-use trimtab_targets::{Act, Class, Inventory, Pace, TargetError};
+use trimtab_targets::{Act, Class, Connection, Inventory, Pace, TargetError, Tls, Zk, ZkOptions};
 
 use super::Usage;
 use crate::clock::Clock;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::invalid;
 use crate::error::{Class, Result, TargetError};
-use crate::pulsar::assemble::Stat;
+use crate::zk::Stat;
 
 /// Bytes handed over at once by the decompressing thread. A line may be longer.
 const BLOCK: usize = 256 * 1024;

@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::RwLock;
 use zookeeper_client as zk;
 
-use super::assemble::Stat;
 use crate::Pace;
 use crate::error::{Class, Result, TargetError};
 
@@ -83,6 +82,17 @@ impl Default for ZkOptions {
             session_timeout: Duration::from_secs(20),
         }
     }
+}
+
+/// The part of a node's stat that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) created_zxid: i64,
+    pub(crate) modified_zxid: i64,
+    pub(crate) modified_ms: i64,
+    pub(crate) version: i32,
+    pub(crate) children: u64,
+    pub(crate) ephemeral: bool,
 }
 
 struct Session {
