@@ -39,5 +39,16 @@ impl TargetError {
     }
 }
 
+/// Why a stored value could not be decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Undecodable(pub String);
+
+impl Undecodable {
+    pub(crate) fn new(why: impl std::fmt::Display) -> Undecodable {
+        Undecodable(why.to_string())
+    }
+}
+
 /// Result with a [`TargetError`].
 pub(crate) type Result<T> = std::result::Result<T, TargetError>;

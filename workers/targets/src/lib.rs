@@ -3,12 +3,13 @@
 //! Nothing here decides. What a target cannot do it does not implement.
 
 mod error;
+pub mod hedwig;
 mod pace;
 pub mod pulsar;
 mod traits;
 mod zk;
 
-pub use error::{Class, TargetError};
+pub use error::{Class, TargetError, Undecodable};
 pub use pace::{Pace, PaceError};
 pub use traits::{Act, Effect, Inventory, Item, Mode, Permit, Reads, ReadsOf, Record, Shard, Skipped, Undo};
 pub use zk::{Connection, Tls, Zk, ZkOptions};

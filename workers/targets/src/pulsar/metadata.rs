@@ -8,13 +8,10 @@ use std::io::Read;
 use prost::Message;
 use trimtab_events::{Offload, Position};
 
-/// Why a value could not be decoded.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Undecodable(pub String);
+use crate::Undecodable;
 
 fn bad(why: impl std::fmt::Display) -> Undecodable {
-    Undecodable(why.to_string())
+    Undecodable::new(why)
 }
 
 /// No value of a metadata store is larger, compressed or not.

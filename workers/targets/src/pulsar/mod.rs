@@ -18,7 +18,7 @@ pub use act::{ActOptions, PulsarAct};
 pub use admin::{Admin, AdminOptions};
 pub use assemble::Settings;
 pub use inventory::{AskPolicies, PulsarInventory};
-pub use metadata::{Undecodable, cursor_info, ledger_metadata, managed_ledger_info};
+pub use metadata::{cursor_info, ledger_metadata, managed_ledger_info};
 pub use names::{TopicName, ledger_id, ledger_path};
 pub use policies::{TopicLevel, TopicPolicies, topic_policies_file};
 pub use scope::check_scope;

@@ -1,0 +1,4 @@
+//! Hedwig: the formats against what real hubs wrote and sent.
+
+#[path = "hedwig/wire.rs"]
+mod wire;

@@ -1,0 +1,15 @@
+//! Hedwig with its metadata in ZooKeeper.
+//!
+//! Formats and protocol: Hedwig 4.3.2, the last release.
+
+pub mod proto;
+pub mod wire;
+pub mod znodes;
+
+pub use znodes::HubAddress;
+
+#[cfg(test)]
+fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
+    digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+}
