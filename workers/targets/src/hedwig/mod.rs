@@ -1,11 +1,16 @@
-//! Hedwig with its metadata in ZooKeeper.
+//! Hedwig with its metadata in ZooKeeper: reads the metadata directly; acts by attaching to a subscriber that is offline, and moving
+//! its pointer.
 //!
 //! Formats and protocol: Hedwig 4.3.2, the last release.
 
+pub mod client;
 pub mod proto;
+mod tls;
 pub mod wire;
 pub mod znodes;
 
+pub use client::{AttachError, Attached, Ending, First, HubOptions, Hubs};
+pub use tls::Trust;
 pub use znodes::HubAddress;
 
 #[cfg(test)]
