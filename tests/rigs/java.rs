@@ -1,14 +1,18 @@
 //! Java on loopback: flags for small JVMs, shifted clocks, and a client process that takes commands.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::ChildStdin;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::cache;
 use crate::process::{Process, Spec};
+
+/// The source of the agent that shifts clocks.
+pub(crate) const CLOCK: (&str, &str) = ("ShiftedClock.java", include_str!("java/ShiftedClock.java"));
 
 /// An offset added to the wall clock of the JVMs that a rig starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +74,36 @@ pub(crate) fn flags(heap_mb: u32, shift: Shift, agent: &Path) -> Vec<String> {
         flags.push(format!("-javaagent:{}={}", agent.display(), shift.millis));
     }
     flags
+}
+
+/// Makes a key store (PKCS12, password `rig-password`) with a certificate for loopback, and tells the certificate (PEM).
+pub(crate) fn self_signed(store: &Path) -> Result<String> {
+    let keytool = |args: &[&str]| {
+        let mut keytool = Command::new("keytool");
+        keytool.args(args).args(["-alias", "rig", "-storetype", "PKCS12"]);
+        keytool.args(["-storepass", "rig-password", "-keystore"]).arg(store);
+        cache::run(&mut keytool, "install a JDK, 17 or newer").context("making a certificate")
+    };
+    keytool(&[
+        "-genkeypair",
+        "-keyalg",
+        "EC",
+        "-groupname",
+        "secp256r1",
+        "-validity",
+        "3650",
+        "-dname",
+        "CN=localhost",
+        "-ext",
+        "SAN=ip:127.0.0.1,dns:localhost",
+    ])?;
+    keytool(&["-exportcert", "-rfc"])
+}
+
+/// The agent that [`flags`] names; `classpath` must have ASM.
+pub(crate) fn clock_agent(classpath: &str) -> Result<PathBuf> {
+    let manifest = "Premain-Class: ShiftedClock\nCan-Retransform-Classes: true\n";
+    cache::java_jar("shifted-clock", &[CLOCK], classpath, manifest)
 }
 
 /// A word for a command line of [`JavaClient`]: whatever would end it or make it an option is percent-encoded.

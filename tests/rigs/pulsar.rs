@@ -32,12 +32,11 @@ use tempfile::TempDir;
 
 use crate::cache;
 use crate::http::{self, Reply};
-use crate::java::{JavaClient, Shift};
+use crate::java::{CLOCK, JavaClient, Shift, clock_agent};
 use crate::ports::Port;
 use crate::process::Process;
 
 const POM: &str = include_str!("java/pulsar/pom.xml");
-const CLOCK: (&str, &str) = ("ShiftedClock.java", include_str!("java/pulsar/ShiftedClock.java"));
 const OFFLOADER: (&str, &str) = ("DiskOffloader.java", include_str!("java/pulsar/DiskOffloader.java"));
 const CLIENT: [(&str, &str); 2] = [
     ("RigClient.java", include_str!("java/pulsar/RigClient.java")),
@@ -445,11 +444,6 @@ pub fn install() -> Result<()> {
     clock_agent(&classpath)?;
     install::offloader(&classpath)?;
     client_jar(&classpath).map(drop)
-}
-
-fn clock_agent(classpath: &str) -> Result<PathBuf> {
-    let manifest = "Premain-Class: ShiftedClock\nCan-Retransform-Classes: true\n";
-    cache::java_jar("shifted-clock", &[CLOCK], classpath, manifest)
 }
 
 fn client_jar(classpath: &str) -> Result<PathBuf> {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::{CLUSTER, OFFLOADER, PulsarRig};
 use crate::cache;
-use crate::java::flags;
+use crate::java::{flags, self_signed};
 use crate::process::Spec;
 
 impl PulsarRig {
@@ -37,34 +37,9 @@ impl PulsarRig {
         fs::create_dir_all(self.folder.path().join("offloaders"))?;
         fs::copy(nar, self.folder.path().join("offloaders/disk.nar")).context("copying the offloader")?;
         if self.tls {
-            self.make_certificate()?;
+            self.write("certificate.pem", &self_signed(&self.folder.path().join("keystore.p12"))?)?;
         }
         Ok(())
-    }
-
-    fn make_certificate(&self) -> Result<()> {
-        let store = self.folder.path().join("keystore.p12");
-        let keytool = |args: &[&str]| {
-            let mut keytool = Command::new("keytool");
-            keytool.args(args).args(["-alias", "broker", "-storetype", "PKCS12"]);
-            keytool.args(["-storepass", "rig-password", "-keystore"]).arg(&store);
-            cache::run(&mut keytool, "install a JDK, 17 or newer").context("making a certificate")
-        };
-        keytool(&[
-            "-genkeypair",
-            "-keyalg",
-            "EC",
-            "-groupname",
-            "secp256r1",
-            "-validity",
-            "3650",
-            "-dname",
-            "CN=localhost",
-            "-ext",
-            "SAN=ip:127.0.0.1,dns:localhost",
-        ])?;
-        let pem = keytool(&["-exportcert", "-rfc"])?;
-        self.write("certificate.pem", &pem)
     }
 
     pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
