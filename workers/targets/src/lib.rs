@@ -3,6 +3,7 @@
 //! Nothing here decides. What a target cannot do it does not implement.
 
 mod error;
+mod globs;
 pub mod hedwig;
 mod pace;
 pub mod pulsar;

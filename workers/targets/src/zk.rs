@@ -1,10 +1,12 @@
 //! Reads from ZooKeeper: several sessions, each request paced, counted and bounded in time. Nothing here writes.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::RwLock;
+use trimtab_events::Seen;
 use zookeeper_client as zk;
 
 use crate::Pace;
@@ -89,10 +91,21 @@ impl Default for ZkOptions {
 pub(crate) struct Stat {
     pub(crate) created_zxid: i64,
     pub(crate) modified_zxid: i64,
+    /// The last transaction that made or deleted a child.
+    pub(crate) children_zxid: i64,
+    pub(crate) created_ms: i64,
     pub(crate) modified_ms: i64,
     pub(crate) version: i32,
     pub(crate) children: u64,
     pub(crate) ephemeral: bool,
+}
+
+impl Stat {
+    /// The part that travels with candidates.
+    pub(crate) fn seen(self) -> Seen {
+        let Stat { version, created_zxid, modified_zxid, modified_ms, .. } = self;
+        Seen { version, created_zxid, modified_zxid, modified_ms }
+    }
 }
 
 struct Session {
@@ -106,6 +119,42 @@ pub struct Zk {
     pace: Arc<Pace>,
     sessions: Vec<Session>,
     next: AtomicUsize,
+    committed: Mutex<Committed>,
+}
+
+/// Up to which transaction we had seen at some moments: what was committed by then. Tells how old something is at least without comparing
+/// clocks of two machines.
+#[derive(Debug, Default)]
+struct Committed {
+    /// Growing in both.
+    moments: VecDeque<(Instant, i64)>,
+    /// The latest, not yet among them.
+    latest: Option<(Instant, i64)>,
+}
+
+/// Between two moments that are remembered.
+const MOMENT: Duration = Duration::from_secs(1);
+/// Moments that are remembered: a quarter of an hour.
+const MOMENTS: usize = 900;
+
+impl Committed {
+    fn note(&mut self, now: Instant, zxid: i64) {
+        if self.latest.is_some_and(|(_, seen)| seen >= zxid) {
+            return;
+        }
+        self.latest = Some((now, zxid));
+        if self.moments.back().is_none_or(|(last, _)| now.duration_since(*last) >= MOMENT) {
+            self.moments.push_back((now, zxid));
+        }
+        if self.moments.len() > MOMENTS {
+            self.moments.pop_front();
+        }
+    }
+
+    fn before(&self, now: Instant, zxid: i64, age: Duration) -> bool {
+        let mut all = self.moments.iter().chain(&self.latest);
+        all.any(|(at, seen)| *seen >= zxid && now.duration_since(*at) >= age)
+    }
 }
 
 impl Zk {
@@ -115,7 +164,7 @@ impl Zk {
     /// When no server answers in time or credentials are refused.
     pub async fn connect(connection: Connection, options: ZkOptions, pace: Arc<Pace>) -> Result<Zk> {
         let sessions = (0..options.sessions.max(1)).map(|_| Session { client: RwLock::new(None) }).collect();
-        let this = Zk { connection, options, pace, sessions, next: AtomicUsize::new(0) };
+        let this = Zk { connection, options, pace, sessions, next: AtomicUsize::new(0), committed: Mutex::default() };
         this.session(0).await?;
         Ok(this)
     }
@@ -241,7 +290,17 @@ impl Zk {
     /// A node's value; none when there is no such node.
     pub(crate) async fn get(&self, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
         let got = self.request("reading", path, |client| client.get_data(path)).await?;
-        Ok(got.map(|(value, stat)| (value, stat_of(&stat))))
+        Ok(got.map(|(value, stat)| (value, self.noted(&stat))))
+    }
+
+    /// The same, after the server has caught up with its leader. Two requests.
+    pub(crate) async fn get_latest(&self, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
+        self.pace.one().await;
+        let got = self.request("reading", path, |client| async move {
+            client.sync(path).await?;
+            client.get_data(path).await
+        });
+        Ok(got.await?.map(|(value, stat)| (value, self.noted(&stat))))
     }
 
     /// The names of a node's children; none when there is no such node. Fails when the listing does not agree with its own
@@ -266,7 +325,18 @@ impl Zk {
     /// A node's stat; none when there is no such node.
     pub(crate) async fn stat(&self, path: &str) -> Result<Option<Stat>> {
         let got = self.request("looking at", path, |client| client.check_stat(path)).await?;
-        Ok(got.flatten().map(|stat| stat_of(&stat)))
+        Ok(got.flatten().map(|stat| self.noted(&stat)))
+    }
+
+    fn noted(&self, stat: &zk::Stat) -> Stat {
+        let zxid = stat.czxid.max(stat.mzxid).max(stat.pzxid);
+        self.committed.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now(), zxid);
+        stat_of(stat)
+    }
+
+    /// Whether we know that a transaction was committed at least so long ago. What was not seen to be is not.
+    pub(crate) fn committed_before(&self, zxid: i64, age: Duration) -> bool {
+        self.committed.lock().unwrap_or_else(PoisonError::into_inner).before(Instant::now(), zxid, age)
     }
 }
 
@@ -274,6 +344,8 @@ fn stat_of(stat: &zk::Stat) -> Stat {
     Stat {
         created_zxid: stat.czxid,
         modified_zxid: stat.mzxid,
+        children_zxid: stat.pzxid,
+        created_ms: stat.ctime,
         modified_ms: stat.mtime,
         version: stat.version,
         children: u64::try_from(stat.num_children).unwrap_or(0),
@@ -284,6 +356,27 @@ fn stat_of(stat: &zk::Stat) -> Stat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_seen_committed_grows_old() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut committed = Committed::default();
+        let at = |seconds: u32| start + second * seconds;
+        assert!(!committed.before(at(100), 1, Duration::ZERO));
+        committed.note(at(0), 10);
+        committed.note(at(0) + second / 2, 20);
+        assert!(committed.before(at(5), 10, second * 5) && !committed.before(at(5), 10, second * 6));
+        // seen later than the moment that is remembered, and never dated back to it
+        assert!(committed.before(at(5), 20, second * 4) && !committed.before(at(5), 20, second * 5));
+        // an older one does not bring it forward
+        committed.note(at(9), 15);
+        assert!(committed.before(at(10), 20, second * 9));
+        for moment in 1..5000 {
+            committed.note(at(10 + moment), 20 + i64::from(moment));
+        }
+        assert!(committed.moments.len() <= MOMENTS);
+        assert!(committed.before(at(5010), 4990, second * 30) && !committed.before(at(5010), 4991, second * 30));
+    }
 
     #[test]
     fn addresses() {

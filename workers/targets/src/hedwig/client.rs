@@ -90,6 +90,14 @@ pub enum AttachError {
         /// Which.
         hub: String,
     },
+    /// Who was to be the topic's owner names another hub: the topic has just moved.
+    #[error("hub {hub} does not own the topic any more, {to} does")]
+    Moved {
+        /// Which.
+        hub: String,
+        /// The owner, by its word.
+        to: String,
+    },
     /// Hubs name each other, or too many of them.
     #[error("hubs send each other's clients round and round: {}", .tried.join(" to "))]
     Redirected {
@@ -136,7 +144,9 @@ impl AttachError {
                 _ => Class::Transient,
             },
             AttachError::Garbled { .. } => Class::Invalid,
-            AttachError::Redirected { .. } | AttachError::Unreachable { .. } => Class::Transient,
+            AttachError::Moved { .. } | AttachError::Redirected { .. } | AttachError::Unreachable { .. } => {
+                Class::Transient
+            }
         }
     }
 }
@@ -216,6 +226,20 @@ impl Hubs {
         &self.options
     }
 
+    /// Attaches to a subscriber that exists, at the topic's owner and nowhere else: a topic that has just moved is one whose online
+    /// subscribers have not come back yet.
+    ///
+    /// # Errors
+    /// As [`Hubs::attach`], and when the hub does not own the topic.
+    pub async fn attach_at_owner(
+        &self,
+        owner: &HubAddress,
+        topic: &str,
+        subscriber: &str,
+    ) -> std::result::Result<Attached, AttachError> {
+        self.attach_within(owner, topic, subscriber, 0).await
+    }
+
     /// Attaches to a subscriber that exists, beginning at a hub and following redirects to the topic's owner.
     ///
     /// # Errors
@@ -226,6 +250,16 @@ impl Hubs {
         first: &HubAddress,
         topic: &str,
         subscriber: &str,
+    ) -> std::result::Result<Attached, AttachError> {
+        self.attach_within(first, topic, subscriber, MAX_REDIRECTS).await
+    }
+
+    async fn attach_within(
+        &self,
+        first: &HubAddress,
+        topic: &str,
+        subscriber: &str,
+        redirects: usize,
     ) -> std::result::Result<Attached, AttachError> {
         let deadline = Instant::now() + self.options.attach_timeout;
         let mut tried: Vec<HubAddress> = Vec::new();
@@ -250,10 +284,13 @@ impl Hubs {
                         deadline: now + self.options.hold,
                     });
                 }
+                Asked::Elsewhere(next) if redirects == 0 => {
+                    return Err(AttachError::Moved { hub: hub.to_string(), to: next.to_string() });
+                }
                 Asked::Elsewhere(next) => {
                     tried.push(hub);
                     let again = tried.iter().any(|hub| hub.plain() == next.plain());
-                    if again || tried.len() > MAX_REDIRECTS {
+                    if again || tried.len() > redirects {
                         let tried = tried.iter().chain([&next]).map(HubAddress::plain).collect();
                         return Err(AttachError::Redirected { tried });
                     }

@@ -172,6 +172,10 @@ async fn redirects_are_followed_and_say_so() {
     assert_eq!((first.should_claim, first.tried_servers.len()), (None, 0));
     assert_eq!((second.should_claim, &second.tried_servers[0][..]), (Some(true), other.address.plain().as_bytes()));
     assert_eq!(first.subscribe, second.subscribe);
+    // Unless it was to be the owner.
+    let error = hubs().attach_at_owner(&other.address, "t", "s").await.unwrap_err();
+    assert!(matches!(&error, AttachError::Moved { to, .. } if *to == format!("{}:0", owner.address)), "{error}");
+    assert_eq!(owner.reads.lock().unwrap().len(), 1);
 }
 
 #[tokio::test]

@@ -3,14 +3,21 @@
 //!
 //! Formats and protocol: Hedwig 4.3.2, the last release.
 
+mod act;
 pub mod client;
+mod inventory;
 pub mod proto;
+mod scope;
 mod tls;
+mod topic;
 pub mod wire;
 pub mod znodes;
 
+pub use act::{ActOptions, Collection, HedwigAct, Move, Outcome, Visit, collection};
 pub use client::{AttachError, Attached, Ending, First, HubOptions, Hubs};
+pub use inventory::{HedwigInventory, Release};
 pub use tls::Trust;
+pub use topic::{Ledgers, Owner, Settings, Topic, TopicSubscriber};
 pub use znodes::HubAddress;
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use trimtab_events::{
     CHANGE_EVENTS_OPEN, Cursor, CursorDetail, CursorKind, Evidence, LastLedger, LedgerCandidate, Loaded, NOT_READ,
-    Partition, Retention, Seen,
+    Partition, Retention,
 };
 
 use super::metadata::{self, LedgerState};
@@ -46,13 +46,6 @@ impl Default for Settings {
             ledgers_root: "/ledgers".to_owned(),
             topic_policies: None,
         }
-    }
-}
-
-impl Stat {
-    fn seen(self) -> Seen {
-        let Stat { version, created_zxid, modified_zxid, modified_ms, .. } = self;
-        Seen { version, created_zxid, modified_zxid, modified_ms }
     }
 }
 

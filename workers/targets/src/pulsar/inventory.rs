@@ -465,7 +465,16 @@ fn layout_of(value: &[u8]) -> std::result::Result<Layout, String> {
 }
 
 fn unreadable(name: &TopicName, facts: &Namespace, settings: &Settings, error: &TargetError) -> LedgerCandidate {
-    let stat = Stat { created_zxid: 0, modified_zxid: 0, modified_ms: 0, version: -1, children: 0, ephemeral: false };
+    let stat = Stat {
+        created_zxid: 0,
+        modified_zxid: 0,
+        children_zxid: 0,
+        created_ms: 0,
+        modified_ms: 0,
+        version: -1,
+        children: 0,
+        ephemeral: false,
+    };
     let mut topic = assemble::topic(name, stat, &[], facts, settings);
     topic.ledgers = Evidence::Unknown(error.to_string());
     topic.cursors = Evidence::Unknown(error.to_string());

@@ -1,10 +1,11 @@
 //! Which namespaces and topics a scope covers.
 
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use globset::GlobSet;
 use trimtab_events::Scope;
 
 use super::names::TopicName;
 use crate::error::{Class, Result, TargetError};
+use crate::globs::globs;
 
 /// Says what is wrong with a scope, before anybody scans it.
 ///
@@ -81,13 +82,4 @@ impl ScopeFilter {
         let plain = name.plain();
         wanted && self.include.as_ref().is_none_or(|set| set.is_match(&plain)) && !self.exclude.is_match(&plain)
     }
-}
-
-fn globs(texts: &[String]) -> std::result::Result<GlobSet, String> {
-    let mut set = GlobSetBuilder::new();
-    for text in texts {
-        let glob = GlobBuilder::new(text).literal_separator(true).build();
-        set.add(glob.map_err(|e| format!("glob {text:?} is not valid: {e}"))?);
-    }
-    set.build().map_err(|e| e.to_string())
 }

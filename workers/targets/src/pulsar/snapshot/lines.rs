@@ -29,6 +29,10 @@ pub(super) struct Line<'a> {
     pub(super) data: Cow<'a, str>,
     czxid: i64,
     mzxid: i64,
+    #[serde(default)]
+    pzxid: i64,
+    #[serde(default)]
+    ctime: i64,
     mtime: i64,
     version: i32,
     ephemeral_owner: i64,
@@ -61,6 +65,8 @@ impl Line<'_> {
         Ok(Stat {
             created_zxid: self.czxid,
             modified_zxid: self.mzxid,
+            children_zxid: self.pzxid,
+            created_ms: self.ctime,
             modified_ms: self.mtime,
             version: self.version,
             children: self.num_children,
