@@ -123,6 +123,20 @@ pub struct Undo {
     pub evidence: Vec<serde_json::Value>,
 }
 
+impl Undo {
+    /// Why an act of this kind cannot be taken back, where a target has no way.
+    pub fn impossible(&self) -> TargetError {
+        let Decision { verdict, subject, .. } = &self.decision;
+        let why = match verdict {
+            Verdict::Consume => "the owner knows no way to move a subscriber back",
+            Verdict::DeleteSubscription => "the subscription is gone, and its position with it",
+            Verdict::Mark => "nothing was done to it; `trimtab protect` keeps it from being acted on",
+            _ => "what a trim frees is gone for good",
+        };
+        TargetError::new(Class::Invalid, format!("taking back {verdict} on {subject}"), why)
+    }
+}
+
 /// Carries out decisions through the owner.
 pub trait Act: Send + Sync {
     /// Carries out one decision, which the caller has checked on `seen` a moment ago. Returns once the metadata shows the
@@ -151,14 +165,6 @@ pub trait Act: Send + Sync {
         _record: &'a dyn Record,
         _permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>> {
-        let Decision { verdict, subject, .. } = &undo.decision;
-        let why = match verdict {
-            Verdict::Consume => "the owner knows no way to move a subscriber back",
-            Verdict::DeleteSubscription => "the subscription is gone, and its position with it",
-            Verdict::Mark => "nothing was done to it; `trimtab protect` keeps it from being acted on",
-            _ => "what a trim frees is gone for good",
-        };
-        let failed = TargetError::new(Class::Invalid, format!("taking back {verdict} on {subject}"), why);
-        Box::pin(futures::future::ready(Err(failed)))
+        Box::pin(futures::future::ready(Err(undo.impossible())))
     }
 }

@@ -303,6 +303,18 @@ impl Zk {
         Ok(got.await?.map(|(value, stat)| (value, self.noted(&stat))))
     }
 
+    /// A node's value as of now: what the leader has, whichever server we are connected to. Two requests, for the places where an
+    /// old value would be worse than none.
+    pub(crate) async fn get_synced(&self, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
+        let got = self.request("reading", path, |client| async move {
+            // Requests of one session are answered in order.
+            client.sync(path).await?;
+            client.get_data(path).await
+        });
+        self.pace.one().await;
+        Ok(got.await?.map(|(value, stat)| (value, stat_of(&stat))))
+    }
+
     /// The names of a node's children; none when there is no such node. Fails when the listing does not agree with its own
     /// count.
     pub(crate) async fn children(&self, path: &str) -> Result<Option<Vec<String>>> {

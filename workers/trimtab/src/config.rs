@@ -112,6 +112,9 @@ pub struct PulsarConfig {
     pub zk_key_file: Option<PathBuf>,
     /// Web addresses of brokers, `http(s)://host:port`.
     pub admin: Vec<String>,
+    /// Addresses of brokers or of a proxy for the binary protocol, `pulsar(+ssl)://host:port`; needed to act on subscribers where the
+    /// addresses that brokers register cannot be reached from here.
+    pub service: Vec<String>,
     /// Further `host:port` that brokers may redirect to. Those registered in the metadata always count.
     pub allowed_hosts: Vec<String>,
     /// File with the token for brokers.
@@ -155,6 +158,7 @@ impl Default for PulsarConfig {
             zk_cert_file: None,
             zk_key_file: None,
             admin: Vec::new(),
+            service: Vec::new(),
             allowed_hosts: Vec::new(),
             token_file: None,
             ca_file: None,
@@ -382,6 +386,7 @@ impl Config {
         }
         let lists = [
             "pulsar.admin",
+            "pulsar.service",
             "pulsar.allowed_hosts",
             "pulsar.system_cursors",
             "keys.trusted_deciders",
@@ -405,7 +410,12 @@ impl Config {
         let built = sources.add_source(environment).build().map_err(|e| ConfigError(e.to_string()))?;
         let mut config: Config = built.try_deserialize().map_err(|e| ConfigError(e.to_string()))?;
         // An empty variable is a list with nothing in it, not with one empty name.
-        for list in [&mut config.keys.trusted_deciders, &mut config.keys.trusted_executors, &mut config.pulsar.admin] {
+        for list in [
+            &mut config.keys.trusted_deciders,
+            &mut config.keys.trusted_executors,
+            &mut config.pulsar.admin,
+            &mut config.pulsar.service,
+        ] {
             list.retain(|entry| !entry.is_empty());
         }
         config.check()?;

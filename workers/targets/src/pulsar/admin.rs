@@ -7,13 +7,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode, Url};
 use serde::Deserialize;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
-use trimtab_events::Retention;
+use trimtab_events::{Position, Retention};
 
-use super::names::{TopicName, percent};
+use super::names::{TopicName, encode, percent};
 use super::policies::TopicPolicies;
 use crate::Pace;
 use crate::error::{Class, Result, TargetError};
@@ -99,26 +100,83 @@ pub struct Admin {
 pub(crate) struct Connected {
     pub(crate) producers: usize,
     pub(crate) consumers: usize,
+    pub(crate) subscriptions: HashMap<String, SubscriptionStats>,
+    /// Transactions that are open on the topic. Not from old brokers.
+    pub(crate) open_transactions: Option<i64>,
+}
+
+/// A subscription, as its broker has it in memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SubscriptionStats {
+    /// Who is connected.
+    #[serde(default)]
+    pub consumers: Vec<ConnectedConsumer>,
+    /// It is kept in step with other clusters, as some versions call it.
+    #[serde(default)]
+    replicated: bool,
+    /// The same, as others call it. Some say both.
+    #[serde(default)]
+    is_replicated: bool,
+    /// When something was last delivered, milliseconds since 1970. 0 after the topic was loaded: not known, which is not never.
+    #[serde(default)]
+    pub last_consumed_timestamp: i64,
+    /// When something was last acknowledged, likewise.
+    #[serde(default)]
+    pub last_acked_timestamp: i64,
+    /// When a consumer last asked for messages, likewise.
+    #[serde(default)]
+    pub last_consumed_flow_timestamp: i64,
+}
+
+impl SubscriptionStats {
+    /// It is kept in step with other clusters.
+    pub fn replicated(&self) -> bool {
+        self.replicated || self.is_replicated
+    }
+}
+
+/// A consumer, as statistics show it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConnectedConsumer {
+    /// Its name.
+    #[serde(default)]
+    pub consumer_name: String,
+    /// Where it connects from.
+    #[serde(default)]
+    pub address: String,
+    /// Since when.
+    #[serde(default)]
+    pub connected_since: String,
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct RawStats {
+    ongoing_txn_count: Option<i64>,
     #[serde(default)]
     publishers: Vec<serde_json::Value>,
     #[serde(default)]
-    subscriptions: HashMap<String, RawSubscription>,
+    subscriptions: HashMap<String, SubscriptionStats>,
 }
 
-#[derive(Deserialize)]
-struct RawSubscription {
-    #[serde(default)]
-    consumers: Vec<serde_json::Value>,
+/// What part of a message an entry is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Of which message.
+    pub(crate) uuid: String,
+    /// The how manieth, from 0.
+    pub(crate) id: u32,
+    /// Of how many.
+    pub(crate) of: u32,
 }
 
 /// The answer to a call that reached a broker.
 #[derive(Debug)]
 struct Answer {
     status: StatusCode,
+    headers: HeaderMap,
     body: Vec<u8>,
 }
 
@@ -246,7 +304,7 @@ impl Admin {
         if let Some(token) = &self.options.token {
             request = request.bearer_auth(token);
         }
-        if *method != Method::GET {
+        if !matches!(*method, Method::GET | Method::HEAD) {
             request = request.header("content-type", "application/json").body("");
         }
         let failed = |e: reqwest::Error| {
@@ -267,8 +325,9 @@ impl Admin {
         let to = to.map_err(|e| {
             TargetError::new(Class::Transient, what.to_owned(), format!("a redirect to no address: {e}"))
         })?;
+        let headers = response.headers().clone();
         let body = response.bytes().await.map_err(failed)?.to_vec();
-        Ok((Answer { status, body }, to.filter(|_| status.is_redirection())))
+        Ok((Answer { status, headers, body }, to.filter(|_| status.is_redirection())))
     }
 
     /// One call, followed to the broker that answers it.
@@ -322,7 +381,7 @@ impl Admin {
         let (class, advice) = match status.as_u16() {
             401 | 403 => (
                 Class::Refused,
-                "; check the token and that its role may do this (topic operation TRIM_TOPIC: tenant admin or superuser)",
+                "; check the token and that its role may do this: trimming wants a tenant's admin or a superuser",
             ),
             404 => (Class::Gone, ""),
             405 | 409 => (Class::Refused, ""),
@@ -368,7 +427,67 @@ impl Admin {
         let raw: RawStats =
             serde_json::from_slice(&answer.body).map_err(|e| TargetError::new(Class::Transient, what, e))?;
         let consumers = raw.subscriptions.values().map(|subscription| subscription.consumers.len()).sum();
-        Ok(Connected { producers: raw.publishers.len(), consumers })
+        Ok(Connected {
+            producers: raw.publishers.len(),
+            consumers,
+            subscriptions: raw.subscriptions,
+            open_transactions: raw.ongoing_txn_count,
+        })
+    }
+
+    /// Whether a cursor has acknowledgements that wait for a new cursor ledger: those are lost when the topic is closed before it is
+    /// made. False when the topic has no such cursor. Loads the topic when it is not loaded.
+    pub(crate) async fn cursor_switches(&self, name: &TopicName, subscription: &str) -> Result<bool> {
+        #[derive(Deserialize)]
+        struct Raw {
+            #[serde(default)]
+            cursors: HashMap<String, RawCursor>,
+        }
+        #[derive(Deserialize)]
+        struct RawCursor {
+            state: Option<String>,
+        }
+        let what = format!("asking how the cursor {subscription:?} of {} is stored", name.subject());
+        let answer = self.checked(Method::GET, &format!("{}/internalStats", name.admin_path()), what.clone()).await?;
+        let raw: Raw = serde_json::from_slice(&answer.body).map_err(|e| TargetError::new(Class::Transient, what, e))?;
+        let cursor = raw.cursors.get(&encode(subscription)).or_else(|| raw.cursors.get(subscription));
+        Ok(cursor.and_then(|cursor| cursor.state.as_deref()) == Some("SwitchingLedger"))
+    }
+
+    /// What part of a message in chunks an entry is; none when it is a message, or several, by itself. Only its headers are asked
+    /// for, not what is in it.
+    pub(crate) async fn chunk(&self, name: &TopicName, entry: Position) -> Result<Option<Chunk>> {
+        let path = format!("{}/ledger/{}/entry/{}", name.admin_path(), entry.ledger, entry.entry);
+        let what = format!("looking at the entry {entry} of {}", name.subject());
+        let answer = self.checked(Method::HEAD, &path, what.clone()).await?;
+        let header = |name: &str| answer.headers.get(name).and_then(|value| value.to_str().ok());
+        let number = |name: &str| header(name).map(str::parse::<u32>).transpose();
+        let odd =
+            |e| TargetError::new(Class::Transient, what.clone(), format!("its part of a message is not a number: {e}"));
+        let (id, of) =
+            (number("x-pulsar-chunk-id").map_err(odd)?, number("x-pulsar-num-chunks-from-msg").map_err(odd)?);
+        Ok(match (header("x-pulsar-uuid"), id, of) {
+            (Some(uuid), Some(id), Some(of)) if of > 1 => Some(Chunk { uuid: uuid.to_owned(), id, of }),
+            _ => None,
+        })
+    }
+
+    /// Closes a topic again after a visit, unless somebody uses it by now. Whether it was closed, and why not.
+    pub(crate) async fn close(&self, name: &TopicName) -> (bool, Option<String>) {
+        let closed = async {
+            let connected = self.connected(name).await?;
+            if connected.producers + connected.consumers > 0 {
+                let Connected { producers, consumers, .. } = connected;
+                return Ok(Some(format!("left open: {producers} producers and {consumers} consumers are connected")));
+            }
+            self.unload(name).await?;
+            Ok::<_, TargetError>(None)
+        };
+        match closed.await {
+            Ok(why_not) => (why_not.is_none(), why_not),
+            // A topic that stays open is no reason to call what was done there failed.
+            Err(e) => (false, Some(format!("the topic was not closed again: {e}"))),
+        }
     }
 
     /// What a topic sets for itself. Can load the topics of a bundle, see the module documentation of [`crate::pulsar`].

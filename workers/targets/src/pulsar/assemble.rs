@@ -159,13 +159,13 @@ pub(crate) fn cursor(encoded: &str, stat: Stat, value: &[u8], settings: &Setting
             name,
             kind,
             mark_delete: Evidence::Present(info.mark_delete),
-            lower_bound: info.lower_bound,
+            lower_bound: info.lower_bound(),
             modified_ms,
             last_active_ms: info.last_active_ms,
             detail: Some(CursorDetail {
                 seen: stat.seen(),
                 progress: format!("{:x}.{}", stat.created_zxid, info.digest),
-                replicated: info.replicated,
+                replicated: info.replicated(),
                 idle_since_ms: info.idle_since_ms,
             }),
         },
@@ -176,7 +176,7 @@ pub(crate) fn cursor(encoded: &str, stat: Stat, value: &[u8], settings: &Setting
     }
 }
 
-fn cursor_kind(name: &str, settings: &Settings) -> CursorKind {
+pub(super) fn cursor_kind(name: &str, settings: &Settings) -> CursorKind {
     match name {
         "__compaction" => CursorKind::Compaction,
         "pulsar.dedup" => CursorKind::Dedup,

@@ -7,11 +7,12 @@ use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use tokio::sync::{Mutex, OnceCell};
 use trimtab_events::{
-    CHANGE_EVENTS_OPEN, Candidate, Cursor, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, Scope,
-    split_subscriber,
+    CHANGE_EVENTS_OPEN, Candidate, Cursor, CursorKind, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, Scope,
+    Seen, split_subscriber,
 };
 
 use super::assemble::{self, CHANGE_EVENTS, Namespace, Settings};
+use super::metadata::{CursorInfo, ManagedLedger};
 use super::names::{self, TopicName};
 use super::policies::{self, NamespacePolicies, TopicLevel, TopicPolicies};
 use super::scope::ScopeFilter;
@@ -37,6 +38,24 @@ enum Layout {
     Flat,
     Hierarchical,
     Long,
+}
+
+/// Addresses of brokers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Brokers {
+    /// Of the admin API.
+    pub(super) web: Vec<String>,
+    /// Of the binary protocol.
+    pub(super) binary: Vec<String>,
+}
+
+/// A cursor's node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CursorNode {
+    /// Which node, in which version.
+    pub seen: Seen,
+    /// What it says.
+    pub info: CursorInfo,
 }
 
 /// The live inventory.
@@ -90,23 +109,58 @@ impl PulsarInventory {
         Ok(self.layout().await?.map(path))
     }
 
-    /// Web addresses of the brokers that are registered now.
-    pub(super) async fn brokers(&self) -> Result<Vec<String>> {
+    /// Addresses of the brokers that are registered now.
+    pub(super) async fn brokers(&self) -> Result<Brokers> {
         #[derive(serde::Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Raw {
             web_service_url: Option<String>,
             web_service_url_tls: Option<String>,
+            pulsar_service_url: Option<String>,
+            pulsar_service_url_tls: Option<String>,
         }
-        let mut urls = Vec::new();
+        let mut all = Brokers::default();
         for broker in self.zk.children("/loadbalance/brokers").await?.unwrap_or_default() {
             if let Some((value, _)) = self.zk.get(&format!("/loadbalance/brokers/{broker}")).await?
                 && let Ok(raw) = serde_json::from_slice::<Raw>(&value)
             {
-                urls.extend([raw.web_service_url, raw.web_service_url_tls].into_iter().flatten());
+                all.web.extend([raw.web_service_url, raw.web_service_url_tls].into_iter().flatten());
+                all.binary.extend([raw.pulsar_service_url, raw.pulsar_service_url_tls].into_iter().flatten());
             }
         }
-        Ok(urls)
+        Ok(all)
+    }
+
+    /// A topic's list of ledgers as of now, and its last ledger; none when there is no such topic.
+    ///
+    /// # Errors
+    /// When it could not be read, or not be decoded.
+    pub async fn list(&self, name: &TopicName) -> Result<Option<(ManagedLedger, LastLedger)>> {
+        let Some((value, _)) = self.zk.get_synced(&name.path()).await? else { return Ok(None) };
+        let list = super::metadata::managed_ledger_info(&value)
+            .map_err(|e| TargetError::new(Class::Invalid, format!("reading the ledgers of {}", name.subject()), e))?;
+        let last = match list.ledgers.last() {
+            Some(info) => self.last_ledger(info.id).await?.0,
+            None => LastLedger::Missing,
+        };
+        Ok(Some((list, last)))
+    }
+
+    /// A cursor as of now, by its plain name; none when there is no such cursor.
+    ///
+    /// # Errors
+    /// When it could not be read, or not be decoded.
+    pub async fn cursor(&self, name: &TopicName, cursor: &str) -> Result<Option<CursorNode>> {
+        let path = format!("{}/{}", name.path(), names::encode(cursor));
+        let Some((value, stat)) = self.zk.get_synced(&path).await? else { return Ok(None) };
+        let what = || format!("reading the cursor {cursor:?} of {}", name.subject());
+        let info = super::metadata::cursor_info(&value).map_err(|e| TargetError::new(Class::Invalid, what(), e))?;
+        Ok(Some(CursorNode { seen: stat.seen(), info }))
+    }
+
+    /// What a cursor is, by its name.
+    pub(super) fn cursor_kind(&self, name: &str) -> CursorKind {
+        assemble::cursor_kind(name, &self.settings)
     }
 
     /// The node of a ledger; none when the layout is not known.

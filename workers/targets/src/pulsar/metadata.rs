@@ -76,19 +76,21 @@ struct RawCursorInfo {
     #[prost(int64, optional, tag = "3")]
     mark_delete_entry: Option<i64>,
     #[prost(message, repeated, tag = "4")]
-    holes: Vec<RawRange>,
+    holes: Vec<MessageRange>,
     #[prost(message, repeated, tag = "5")]
     properties: Vec<LongProperty>,
     #[prost(int64, tag = "6")]
     last_active: i64,
     #[prost(message, repeated, tag = "7")]
-    batches: Vec<RawBatch>,
+    batches: Vec<PartOfBatch>,
+    #[prost(message, repeated, tag = "8")]
+    cursor_properties: Vec<KeyValue>,
     #[prost(int64, tag = "9")]
     idle_since: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct RawRange {
+struct MessageRange {
     #[prost(message, optional, tag = "1")]
     lower: Option<NestedPosition>,
     #[prost(message, optional, tag = "2")]
@@ -104,15 +106,12 @@ struct LongProperty {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct RawBatch {
+struct PartOfBatch {
     #[prost(message, optional, tag = "1")]
     position: Option<NestedPosition>,
     #[prost(int64, repeated, packed = "false", tag = "2")]
     set: Vec<i64>,
 }
-
-/// The property that marks a replicated subscription (`ReplicatedSubscriptionSnapshotCache` of Pulsar).
-const REPLICATED: &str = "pulsar.replicated.subscription";
 
 #[derive(Clone, PartialEq, Message)]
 struct RawLedgerMetadata {
@@ -143,21 +142,50 @@ pub struct ManagedLedger {
     pub shadow: bool,
 }
 
-/// A cursor's position.
+/// A cursor, as its node has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CursorInfo {
     /// Everything up to and including this is acknowledged.
     pub mark_delete: Position,
-    /// The true position is in a cursor ledger; this one is a lower bound.
-    pub lower_bound: bool,
+    /// The cursor ledger whose last entry has the true position. With one, everything else here is as it was when that ledger was
+    /// made: the position a lower bound, the holes and properties perhaps fewer than there are.
+    pub cursor_ledger: Option<i64>,
+    /// What is acknowledged beyond the position, in order. Such holes never free a ledger.
+    pub holes: Vec<Hole>,
+    /// Entries beyond the position that are batches of which a part is acknowledged.
+    pub parts_of_batches: usize,
+    /// What the broker keeps with the position: `CompactedTopicLedger` of a compaction cursor, sequence ids of producers, and
+    /// whether the subscription is replicated.
+    pub properties: Vec<(String, i64)>,
+    /// Properties of the subscription, and references to buckets of delayed messages.
+    pub cursor_properties: Vec<(String, String)>,
     /// Stored time of last activity, 0 when absent.
     pub last_active_ms: i64,
-    /// Stored time since when it has been idle, 0 when absent.
+    /// Since when it is idle, as brokers from 5.0.1 on store it; 0 when absent.
     pub idle_since_ms: i64,
-    /// The subscription is replicated.
-    pub replicated: bool,
     /// A digest of the position and of everything acknowledged beyond it; 16 hexadecimal digits.
     pub digest: String,
+}
+
+impl CursorInfo {
+    /// The true position is in a cursor ledger; this one is a lower bound.
+    pub fn lower_bound(&self) -> bool {
+        self.cursor_ledger.is_some()
+    }
+
+    /// The subscription is kept in step with other clusters.
+    pub fn replicated(&self) -> bool {
+        self.properties.iter().any(|(name, value)| name == "pulsar.replicated.subscription" && *value != 0)
+    }
+}
+
+/// A run of acknowledged entries beyond a cursor's position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hole {
+    /// The entry before the first; can lie in an earlier ledger.
+    pub after: Position,
+    /// The last entry.
+    pub last: Position,
 }
 
 /// A BookKeeper ledger.
@@ -271,17 +299,40 @@ pub fn cursor_info(value: &[u8]) -> Result<CursorInfo, Undecodable> {
     let (Some(ledger), Some(entry)) = (raw.mark_delete_ledger, raw.mark_delete_entry) else {
         return Err(bad("the cursor has no position"));
     };
-    let lower_bound = raw.cursors_ledger.ok_or_else(|| bad("the cursor does not say where its position is"))? >= 0;
-    let acknowledged =
-        RawCursorInfo { cursors_ledger: None, properties: Vec::new(), last_active: 0, idle_since: 0, ..raw.clone() };
+    let cursor_ledger = raw.cursors_ledger.ok_or_else(|| bad("the cursor does not say where its position is"))?;
+    // Whatever changes when messages are acknowledged, and nothing else.
+    let acknowledged = RawCursorInfo {
+        cursors_ledger: None,
+        properties: Vec::new(),
+        cursor_properties: Vec::new(),
+        last_active: 0,
+        idle_since: 0,
+        ..raw.clone()
+    };
+    let holes = raw.holes.iter().map(|range| {
+        let (after, last) = (place(range.lower.as_ref())?, place(range.upper.as_ref())?);
+        Some(Hole { after, last })
+    });
+    let mut holes: Vec<Hole> =
+        holes.collect::<Option<_>>().ok_or_else(|| bad("the cursor has a range without ends"))?;
+    holes.retain(|hole| hole.after < hole.last);
+    holes.sort_unstable_by_key(|hole| hole.after);
     Ok(CursorInfo {
         mark_delete: Position { ledger, entry },
-        lower_bound,
+        cursor_ledger: (cursor_ledger >= 0).then_some(cursor_ledger),
+        holes,
+        parts_of_batches: raw.batches.iter().filter(|part| part.position.is_some()).count(),
+        properties: raw.properties.into_iter().map(|p| (p.name, p.value)).collect(),
+        cursor_properties: raw.cursor_properties.into_iter().map(|p| (p.key, p.value)).collect(),
         last_active_ms: raw.last_active,
         idle_since_ms: raw.idle_since,
-        replicated: raw.properties.iter().any(|property| property.name == REPLICATED && property.value != 0),
         digest: digest(&acknowledged.encode_to_vec()),
     })
+}
+
+fn place(position: Option<&NestedPosition>) -> Option<Position> {
+    let position = position?;
+    Some(Position { ledger: position.ledger?, entry: position.entry? })
 }
 
 fn digest(bytes: &[u8]) -> String {
@@ -395,7 +446,7 @@ mod tests {
         let value = hex("08 ffffffffffffffffff01 10 2a 18 04 30 eac5cecb8534");
         let info = cursor_info(&value).unwrap();
         assert_eq!(info.mark_delete, Position { ledger: 42, entry: 4 });
-        assert!(!info.lower_bound && info.last_active_ms > 0);
+        assert!(!info.lower_bound() && info.holes.is_empty() && info.last_active_ms > 0);
         assert!(cursor_info(&[]).is_err());
     }
 

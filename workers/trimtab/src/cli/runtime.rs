@@ -7,9 +7,10 @@ use anyhow::Context as _;
 use futures::future::{BoxFuture, FutureExt};
 use trimtab_bus::{Bus, BusOptions, InProcess, SqliteStore, Store};
 use trimtab_events::{LedgerCandidate, Retention};
+use trimtab_targets::pulsar::wire::TlsOptions;
 use trimtab_targets::pulsar::{
-    ActOptions, Admin, AdminOptions, AskPolicies, PulsarAct, PulsarInventory, Settings, TopicName, TopicPolicies,
-    topic_policies_file,
+    ActOptions, Admin, AdminOptions, AskPolicies, Binary, BinaryOptions, PulsarAct, PulsarInventory, Settings,
+    TopicName, TopicPolicies, topic_policies_file,
 };
 use trimtab_targets::{Act, Class, Connection, Inventory, Pace, TargetError, Tls, Zk, ZkOptions};
 
@@ -30,8 +31,9 @@ pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyh
     match config.system {
         System::Pulsar => {
             let Pulsar { inventory, admin, pace } = pulsar(config, journal).await?;
+            let binary = Arc::new(Binary::new(binary_options(config)?)?);
             let options = ActOptions { settle: config.limits.settle, ..ActOptions::default() };
-            let act = Arc::new(PulsarAct::new(admin, inventory.clone(), options));
+            let act = Arc::new(PulsarAct::new(admin, binary, inventory.clone(), options));
             Ok(Live { inventory, act, pace })
         }
     }
@@ -110,7 +112,8 @@ pub(crate) fn settings(config: &Config) -> anyhow::Result<Settings> {
     })
 }
 
-fn admin_options(config: &Config) -> anyhow::Result<AdminOptions> {
+/// The authorities that brokers' certificates may come from besides the system's, and who we are.
+fn certificates(config: &Config) -> anyhow::Result<TlsOptions> {
     let pulsar = &config.pulsar;
     let read = |path: &Path| std::fs::read(path).with_context(|| format!("reading {}", path.display()));
     let identity_pem = match (&pulsar.cert_file, &pulsar.key_file) {
@@ -118,11 +121,31 @@ fn admin_options(config: &Config) -> anyhow::Result<AdminOptions> {
         (None, None) => None,
         _ => anyhow::bail!(Usage("cert_file and key_file go together".to_owned())),
     };
+    Ok(TlsOptions { ca_pem: pulsar.ca_file.as_deref().map(read).transpose()?, identity_pem })
+}
+
+/// The binary protocol goes to the same brokers, with the same credentials, by TLS wherever the admin API does.
+fn binary_options(config: &Config) -> anyhow::Result<BinaryOptions> {
+    let pulsar = &config.pulsar;
+    Ok(BinaryOptions {
+        urls: pulsar.service.clone(),
+        allowed_hosts: pulsar.allowed_hosts.clone(),
+        tls: pulsar.admin.iter().any(|url| url.starts_with("https:")),
+        token: pulsar.token_file.as_deref().map(secret).transpose()?,
+        certificates: certificates(config)?,
+        request_timeout: config.limits.broker_timeout,
+        ..BinaryOptions::default()
+    })
+}
+
+fn admin_options(config: &Config) -> anyhow::Result<AdminOptions> {
+    let pulsar = &config.pulsar;
+    let TlsOptions { ca_pem, identity_pem } = certificates(config)?;
     Ok(AdminOptions {
         urls: pulsar.admin.clone(),
         allowed_hosts: pulsar.allowed_hosts.clone(),
         token: pulsar.token_file.as_deref().map(secret).transpose()?,
-        ca_pem: pulsar.ca_file.as_deref().map(read).transpose()?,
+        ca_pem,
         identity_pem,
         timeout: config.limits.broker_timeout,
         concurrency: config.limits.broker_concurrency,

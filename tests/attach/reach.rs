@@ -1,0 +1,136 @@
+//! Finding the owner: redirects, tokens, TLS.
+
+use std::sync::Arc;
+
+use trimtab_targets::Class;
+use trimtab_targets::pulsar::subscriptions::{Consume, Outcome, Trim};
+use trimtab_targets::pulsar::wire::{SubType, TlsOptions};
+use trimtab_targets::pulsar::{Binary, BinaryOptions};
+use trimtab_tests::ports::Port;
+use trimtab_tests::pulsar::{Part, PulsarRig, SUPERUSER};
+
+use crate::ground::{At, Ground, Hook, acting, done, online, permit};
+
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
+fn two_brokers_that_ask_for_tokens() {
+    let builder = PulsarRig::builder().two_brokers().tokens();
+    // Look-ups begin at the first broker, whoever owns the topic.
+    let first = |rig: &PulsarRig, binary| BinaryOptions { urls: vec![rig.service()], ..binary };
+    let mut ground = Ground::of(builder, Some(SUPERUSER), first);
+    let topics: Vec<String> = (0..12).map(|i| format!("acme/n/t{i}")).collect();
+    let entries: Vec<_> = topics.iter().map(|topic| ground.topic(topic, "s", 15)).collect();
+    let mut owners = [0, 0];
+    for (topic, entries) in topics.iter().zip(&entries) {
+        let acted = done(ground.consume(topic, "s", entries[9]));
+        assert_eq!((acted.now, acted.unloaded), (Some(entries[9]), true), "{topic}: {acted:?}");
+        owners[usize::from(ground.rest.owner(topic) == ground.rig.service2())] += 1;
+        assert_eq!(ground.rest.owed(topic, "s"), &entries[10..]);
+    }
+    assert!(owners.iter().all(|n| *n > 0), "one broker owns everything, nothing was redirected: {owners:?}");
+
+    // A broker that is not known gets no credentials.
+    let elsewhere = topics.iter().find(|topic| ground.rest.owner(topic) == ground.rig.service2()).unwrap();
+    let options = |token: Option<String>, hosts: Vec<String>| BinaryOptions {
+        urls: vec![ground.rig.service()],
+        allowed_hosts: hosts,
+        token,
+        ..BinaryOptions::default()
+    };
+    let owner = |options| {
+        let binary = Binary::new(options).unwrap();
+        ground.runtime.block_on(binary.owner(&format!("persistent://{elsewhere}"))).map(drop)
+    };
+    let token = Some(ground.rig.token(SUPERUSER).unwrap());
+    let unknown = owner(options(token.clone(), Vec::new())).unwrap_err();
+    assert!(unknown.class() == Class::Refused && unknown.why.contains("allowed_hosts"), "{unknown}");
+    let host = ground.rig.service2().strip_prefix("pulsar://").unwrap().to_owned();
+    owner(options(token, vec![host])).unwrap();
+
+    // Without a token, with a false one, and as a role without rights.
+    for token in [None, Some("false".to_owned())] {
+        let refused = owner(options(token, Vec::new())).unwrap_err();
+        assert!(refused.class() == Class::Refused && refused.why.contains("token"), "{refused}");
+    }
+    let nobody = ground.rig.token("nobody").unwrap();
+    let (_, theirs) = acting(&ground.runtime, &ground.rig, Some(nobody.clone()), options(Some(nobody), Vec::new()));
+    let subscriber = ground.subscriber(&topics[0], "s");
+    let job = Consume { subscriber, up_to: entries[0][14], trim: Trim::Nothing };
+    let refused = ground.runtime.block_on(theirs.consume(&job, &Hook::none(), &permit())).unwrap_err();
+    assert_eq!(refused.class(), Class::Refused, "{refused}");
+    assert_eq!(ground.rest.owed(&topics[0], "s"), &entries[0][10..]);
+
+    a_broker_dies(&mut ground);
+}
+
+/// With the acknowledgement on its way, or not yet: nothing but what was decided on is ever acknowledged.
+fn a_broker_dies(ground: &mut Ground) {
+    for at in [At::Attach, At::Act] {
+        let topic = format!("acme/n/dies-{at:?}");
+        let entries = ground.topic(&topic, "s", 15);
+        // The second one, so that the admin API stays where it is.
+        let mut tries = 0;
+        while ground.rest.owner(&topic) != ground.rig.service2() {
+            ground.rest.call("PUT", "admin/v2/namespaces/acme/n/unload", None);
+            tries += 1;
+            assert!(tries < 40, "the second broker never gets the topic");
+        }
+        ground.rest.unload(&topic);
+        let pid = ground.rig.process(Part::Broker2).unwrap().pid();
+        let hook = Hook::before(at, move || {
+            let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(300));
+        });
+        let outcome = ground.consume_watched(&topic, "s", entries[9], &hook);
+        assert!(matches!(&outcome, Err(e) if e.class() == Class::Transient), "{outcome:?}");
+        ground.rig.kill9(Part::Broker2).unwrap();
+        ground.rig.start(Part::Broker2).unwrap();
+        assert_eq!(ground.rest.owed(&topic, "s"), entries, "{at:?}");
+        ground.rest.unload(&topic);
+        assert_eq!(done(ground.consume(&topic, "s", entries[9])).now, Some(entries[9]));
+    }
+}
+
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
+fn a_broker_by_tls() {
+    let port = Port::take().unwrap();
+    let builder = PulsarRig::builder().tokens().tls().setting("brokerServicePortTls", &port.number().to_string());
+    let url = format!("pulsar+ssl://{}", port.address());
+    let binary = |rig: &PulsarRig, binary| BinaryOptions {
+        urls: vec![url.clone()],
+        certificates: TlsOptions { ca_pem: Some(std::fs::read(rig.ca()).unwrap()), identity_pem: None },
+        ..binary
+    };
+    let ground = Ground::of(builder, Some(SUPERUSER), binary);
+    let topic = "acme/n/t";
+    let entries = ground.topic(topic, "s", 15);
+    assert_eq!(done(ground.consume(topic, "s", entries[4])).now, Some(entries[4]));
+    let consumer = ground.rest.consumer(topic, "s", SubType::Exclusive).unwrap();
+    online(ground.consume(topic, "s", entries[9]));
+    drop(consumer);
+
+    // Of the registered brokers' addresses, those by TLS.
+    let token = Some(ground.rig.token(SUPERUSER).unwrap());
+    let certificates = TlsOptions { ca_pem: Some(std::fs::read(ground.rig.ca()).unwrap()), identity_pem: None };
+    let registered = BinaryOptions { tls: true, token: token.clone(), certificates, ..BinaryOptions::default() };
+    let consume = |options: BinaryOptions, up_to| {
+        let (_, subscriptions) = acting(&ground.runtime, &ground.rig, token.clone(), options);
+        ground.rest.unload(topic);
+        let job = Consume { subscriber: ground.subscriber(topic, "s"), up_to, trim: Trim::Nothing };
+        ground.runtime.block_on(subscriptions.consume(&job, &Hook::none(), &permit()))
+    };
+    assert!(matches!(consume(registered, entries[5]), Ok(Outcome::Done(_))));
+
+    // A broker whose certificate nobody vouches for gets no token.
+    let stranger = BinaryOptions { urls: vec![url.clone()], token: token.clone(), ..BinaryOptions::default() };
+    let refused = consume(stranger, entries[6]).unwrap_err();
+    assert!(refused.why.contains("TLS"), "{refused}");
+    // Plain where TLS is expected, and the other way round.
+    let plain = url.replace("pulsar+ssl", "pulsar");
+    let garbage = BinaryOptions { urls: vec![plain], token: token.clone(), ..BinaryOptions::default() };
+    assert_eq!(consume(garbage, entries[6]).unwrap_err().class(), Class::Transient);
+    assert_eq!(ground.rest.owed(topic, "s"), &entries[6..]);
+    let _ = Arc::new(port);
+}

@@ -1,0 +1,176 @@
+//! The whole story of an abandoned subscription, by the command line: several scans see it idle, it is announced, it is moved, its ledgers
+//! go, and it is put back. Nobody else loses a message.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use trimtab_targets::pulsar::wire::{AckType, SubType};
+use trimtab_tests::trimtab::{Ended, run};
+
+use crate::ground::Ground;
+
+const RULES: &str = r#"
+[caps]
+max_share = 1.0
+
+[[rules]]
+name = "idle"
+match = ["acme/n/*"]
+stale_after = "2s"
+sightings = 3
+grace = "4s"
+"#;
+
+struct Operator<'a> {
+    state: &'a Path,
+    from: String,
+    admin: String,
+    config: String,
+}
+
+impl Operator<'_> {
+    fn run(&self) -> Ended {
+        let args = ["run", "--apply", "--from", &self.from, "--admin", &self.admin, "--config", &self.config];
+        let ended = run(self.state, &args);
+        assert!([0, 4].contains(&ended.code), "{ended:?}");
+        ended
+    }
+
+    fn plan(&self) -> Value {
+        let args = ["plan", "--from", &self.from, "--config", &self.config, "--explain", "--output", "json"];
+        run(self.state, &args).json()
+    }
+
+    fn records(&self) -> Vec<Value> {
+        let listed = run(self.state, &["audit", "list", "--output", "json"]).exits(0);
+        listed.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn verdicts(&self, subject: &str) -> Vec<(String, String)> {
+        let about = |record: &Value| record["subject"].as_str() == Some(subject);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        self.records().iter().filter(|r| about(r)).map(|r| (text(&r["verdict"]), text(&r["status"]))).collect()
+    }
+}
+
+fn subject(topic: &str, subscription: &str) -> String {
+    format!("persistent://{topic}?subscription={subscription}")
+}
+
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
+fn an_abandoned_subscription_is_found_announced_moved_and_put_back() {
+    let ground = Ground::new();
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("trimtab.toml");
+    std::fs::write(&config, RULES).unwrap();
+    let operator = Operator {
+        state: folder.path(),
+        from: format!("zk://{}", ground.rig.zk()),
+        admin: ground.rig.web(),
+        config: config.display().to_string(),
+    };
+
+    // `gone` never came back. `busy` takes everything. `late` of another topic comes back between the announcement and the act; `wish` is
+    // protected; `online` is connected and takes nothing.
+    let entries = ground.topic("acme/n/t", "gone", 35);
+    ground.rest.subscribe("acme/n/t", "busy");
+    let mut busy = ground.rest.consumer("acme/n/t", "busy", SubType::Shared).unwrap();
+    let got = busy.receive();
+    busy.acknowledge(AckType::Individual, &got);
+    busy.close();
+    ground.rest.unload("acme/n/t");
+    for topic in ["acme/n/late", "acme/n/wish", "acme/n/online"] {
+        ground.topic(topic, "s", 25);
+    }
+    let protect = subject("acme/n/wish", "s");
+    let _ = run(folder.path(), &["protect", &protect, "--by", "anna"]).exits(0);
+    let before = ground.ledgers("acme/n/t");
+    assert!(before.len() > 3, "{before:?}");
+
+    let gone = subject("acme/n/t", "gone");
+    for scan in 1..=2 {
+        operator.run();
+        assert!(operator.verdicts(&gone).is_empty(), "acted on after {scan} scans");
+        std::thread::sleep(Duration::from_millis(1500));
+    }
+    operator.run();
+    assert_eq!(operator.verdicts(&gone), [("mark".to_owned(), "done".to_owned())]);
+    assert_eq!(ground.ledgers("acme/n/t"), before, "an announcement changes nothing");
+    assert!(operator.verdicts(&protect).is_empty(), "what is protected is not even announced");
+    // The story is in the record: the announcement too.
+    let shown = run(folder.path(), &["audit", "show", &gone]).exits(0);
+    assert!(shown.out.contains("marked"), "{}", shown.out);
+
+    // It comes back for a moment, takes one message and goes: its mark is cleared.
+    let late = subject("acme/n/late", "s");
+    let mut back = ground.rest.consumer("acme/n/late", "s", SubType::Shared).unwrap();
+    let got = back.receive();
+    back.acknowledge(AckType::Individual, &got[..1]);
+    back.close();
+    ground.rest.unload("acme/n/late");
+    // This one is there, and takes nothing: the node looks as idle as ever.
+    let online = ground.rest.consumer("acme/n/online", "s", SubType::Shared).unwrap();
+
+    std::thread::sleep(Duration::from_secs(4));
+    operator.run();
+    let listed = run(folder.path(), &["protect", "--list"]).exits(0);
+    assert!(!listed.out.contains(&late), "its mark is still there: {}", listed.out);
+    let acted = operator.verdicts(&gone);
+    assert_eq!(acted.last(), Some(&("consume".to_owned(), "done".to_owned())), "{acted:?}");
+    // The last ledger stays, and with it what the subscription is still owed.
+    let after = ground.ledgers("acme/n/t");
+    assert!(before[..before.len() - 1].iter().all(|id| !after.contains(id)), "{before:?} to {after:?}");
+    assert!(after.contains(before.last().unwrap()), "{before:?} to {after:?}");
+    assert!(!operator.verdicts(&late).iter().any(|(verdict, _)| verdict == "consume"));
+    let refused = operator.verdicts(&subject("acme/n/online", "s"));
+    assert!(!refused.contains(&("consume".to_owned(), "done".to_owned())), "{refused:?}");
+
+    // Nobody else has lost anything.
+    drop(online);
+    assert_eq!(ground.rest.owed("acme/n/online", "s").len(), 25);
+    assert_eq!(ground.rest.owed("acme/n/wish", "s").len(), 25);
+    assert_eq!(ground.rest.owed("acme/n/late", "s").len(), 24);
+    let owed = ground.rest.owed("acme/n/t", "gone");
+    assert_eq!(owed, entries[30..], "it is owed what lies in the last ledger");
+    assert!(ground.rest.owed("acme/n/t", "busy").is_empty());
+
+    // Our own visit is no sign of life, and what is left is in the last ledger: nothing more to do.
+    let plan = operator.plan();
+    let item = plan["items"].as_array().unwrap().iter().find(|item| item["subject"] == gone.as_str());
+    assert!(item.is_some_and(|item| item["verdict"] != "consume"), "{item:?}");
+    let _ = run(folder.path(), &["audit", "verify"]).exits(0);
+}
+
+/// What is gone cannot be owed again: the undo says so and moves nothing.
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
+fn what_was_freed_cannot_be_put_back() {
+    let ground = Ground::new();
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("trimtab.toml");
+    let rules = RULES.replace("sightings = 3\ngrace = \"4s\"", "trust = \"field\"\ngrace = \"0s\"");
+    std::fs::write(&config, rules).unwrap();
+    let (from, admin) = (format!("zk://{}", ground.rig.zk()), ground.rig.web());
+    let entries = ground.topic("acme/n/t", "gone", 35);
+    std::thread::sleep(Duration::from_secs(3));
+    let config = config.display().to_string();
+    let place = ["--from", &from, "--admin", &admin, "--config", &config];
+    let ended = run(folder.path(), &[&["run", "--apply"][..], &place].concat());
+    assert!([0, 4].contains(&ended.code), "{ended:?}");
+    let listed = run(folder.path(), &["audit", "list", "--output", "json"]).exits(0);
+    let acted: Value = serde_json::from_str(listed.out.lines().last().unwrap()).unwrap();
+    assert_eq!((acted["verdict"].as_str(), acted["status"].as_str()), (Some("consume"), Some("done")), "{acted}");
+    let id = acted["decision"].as_str().unwrap();
+    // The data is gone: it says so and moves nothing.
+    let refused = run(folder.path(), &[&["undo", id, "--by", "anna"][..], &place].concat());
+    assert_eq!(refused.code, 4, "{refused:?}");
+    assert!(refused.out.contains("is gone"), "{refused:?}");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while ground.loaded("acme/n/t") {
+        assert!(Instant::now() < deadline, "the topic stays loaded");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(ground.rest.owed("acme/n/t", "gone"), entries[30..]);
+}
