@@ -13,6 +13,7 @@ pub mod http;
 pub mod journal;
 pub mod metrics;
 pub mod notify;
+pub mod once;
 pub mod plan;
 pub mod retry;
 pub mod scans;

@@ -82,6 +82,13 @@ pub struct Tally {
     pub problems: Vec<String>,
 }
 
+impl Tally {
+    /// Outcomes in all.
+    pub fn outcomes(&self) -> u64 {
+        self.statuses.values().sum()
+    }
+}
+
 /// How many problems a [`Tally`] keeps.
 const TALLY_PROBLEMS: usize = 20;
 

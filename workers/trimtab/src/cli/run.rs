@@ -1,7 +1,6 @@
 //! `run`, `scan` and `confirm`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -21,8 +20,9 @@ use crate::http::{self, Check, Served};
 use crate::journal::{Entry, Journal, RecordKind};
 use crate::metrics::Metrics;
 use crate::notify::Notify;
+use crate::once::{Judgement, Once, Ran};
 use crate::plan::Planning;
-use crate::scans::{Gate, Scans, Tally};
+use crate::scans::Scans;
 use crate::share::Share;
 use crate::sign::{Signer, Trusted};
 use crate::triggers::Triggers;
@@ -67,6 +67,15 @@ impl Process {
 
     pub(crate) fn activity(&self) -> Activity {
         Activity::new(self.wires.store.clone(), self.config.target())
+    }
+
+    fn once(&self) -> Once {
+        Once {
+            bus: self.wires.bus.clone(),
+            scans: self.scans.clone(),
+            triggers: self.triggers(),
+            stop: self.stop.clone(),
+        }
     }
 
     pub(crate) fn out(&self) -> Out {
@@ -298,7 +307,7 @@ async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<
     process.start_audit(journal.clone(), false, executors)?;
     process.start_http(context.registry.clone(), Some(process.triggers()), Some(journal)).await?;
     let exit = match process.config.every {
-        None => once(context, &process, scope).await?,
+        None => once(context, &process, scope).await,
         Some(every) => {
             #[cfg(feature = "nats")]
             if let Some(nats) = &process.wires.nats {
@@ -309,79 +318,40 @@ async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<
                 ));
             }
             process.triggers().timer(Some(every), scope, process.scans.clone(), process.stop.clone()).await;
-            Exit::Done
+            Ok(Exit::Done)
         }
     };
+    // However it ended: an act that is under way comes to its end, and is recorded.
     process.finish().await;
-    Ok(exit)
+    exit
 }
 
 /// One scan, and everything that comes of it.
 async fn once(context: &Context, process: &Process, scope: Scope) -> anyhow::Result<Exit> {
-    let scan = process.triggers().scan(scope, Trigger::Cli).await?;
-    let Some(gate) = ended(process, scan).await? else {
-        println!("Stopped before the scan's end. What was decided is not carried out; the next run begins anew.");
-        return Ok(Exit::Partial);
-    };
-    if let Some(why) = gate.closed() {
-        eprintln!("stopped before the first act: {why}");
-        // Its decisions stay where they are; that it was stopped goes into the record.
-        settled(process, &[Role::Scanner, Role::Audit]).await?;
-        return Ok(Exit::Stopped);
-    }
-    settled(process, &[Role::Scanner, Role::Decider, Role::Executor, Role::Audit]).await?;
-    let tally = process.scans.tally(scan).await?;
-    if context.json() {
-        println!("{}", serde_json::json!({ "scan": scan, "proposed": gate.proposed, "tally": tally }));
-    } else {
-        println!("{}", table::tally(&tally));
-    }
-    let missing = gate.proposed.acts.saturating_sub(tally.statuses.values().sum());
-    if missing > 0 {
-        eprintln!("{missing} of {} proposed acts have no outcome; the log says why", gate.proposed.acts);
-    }
-    Ok(judged(&gate, &tally))
-}
-
-fn judged(gate: &Gate, tally: &Tally) -> Exit {
-    let of = |status: &str| tally.statuses.get(status).copied().unwrap_or(0);
-    let all: u64 = tally.statuses.values().sum();
-    match (of("done"), of("failed")) {
-        // Given up or not reached before the process was stopped: nobody may take that for a success.
-        _ if all < gate.proposed.acts => Exit::Partial,
-        (done, 0) if done == all && !gate.incomplete => Exit::Done,
-        (0, failed) if failed > 0 && failed == all => Exit::Failed,
-        _ => Exit::Partial,
-    }
-}
-
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-/// Waits for a scan's end; none when this process is stopped before.
-async fn ended(process: &Process, scan: Uuid) -> anyhow::Result<Option<Gate>> {
-    loop {
-        if let Some(gate) = process.scans.gate(scan).await? {
-            return Ok(Some(gate));
+    let ran = process.once().run(scope).await?;
+    match &ran {
+        Ran::Interrupted => {
+            println!("Stopped before the scan's end. What was decided is not carried out; the next run begins anew.");
         }
-        if process.wires.bus.dead(1000).await?.iter().any(|letter| letter.event.contains(&scan.to_string())) {
-            anyhow::bail!("the scan could not be made; the log says why");
+        Ran::Stopped { why, .. } => eprintln!("stopped before the first act: {why}"),
+        Ran::Through { scan, gate, tally } => {
+            if context.json() {
+                println!("{}", serde_json::json!({ "scan": scan, "proposed": gate.proposed, "tally": tally }));
+            } else {
+                println!("{}", table::tally(tally));
+            }
+            let missing = gate.proposed.acts.saturating_sub(tally.outcomes());
+            if missing > 0 {
+                eprintln!("{missing} of {} proposed acts have no outcome; the log says why", gate.proposed.acts);
+            }
         }
-        tokio::select! { () = process.stop.cancelled() => return Ok(None), () = tokio::time::sleep(LOOK_EVERY) => {} }
     }
-}
-
-/// Waits until nothing is on its way to these any more.
-async fn settled(process: &Process, roles: &[Role]) -> anyhow::Result<()> {
-    let mut quiet = 0;
-    while quiet < 3 {
-        let mut depth = 0;
-        for role in roles {
-            depth += process.wires.bus.depth(*role).await?;
-        }
-        quiet = if depth == 0 { quiet + 1 } else { 0 };
-        tokio::select! { () = process.stop.cancelled() => return Ok(()), () = tokio::time::sleep(LOOK_EVERY) => {} }
-    }
-    Ok(())
+    Ok(match ran.judgement() {
+        Judgement::Done => Exit::Done,
+        Judgement::Failed => Exit::Failed,
+        Judgement::Stopped => Exit::Stopped,
+        Judgement::Partial => Exit::Partial,
+    })
 }
 
 /// `scan`
@@ -404,7 +374,7 @@ pub(crate) async fn scan(context: &Context, args: ScanArgs) -> anyhow::Result<Ex
             );
             Exit::Done
         }
-        true => match ended(&process, scan).await? {
+        true => match process.once().ended(scan).await? {
             None => Exit::Partial,
             Some(gate) => {
                 println!("{}", serde_json::to_string(&gate)?);
