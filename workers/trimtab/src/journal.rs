@@ -86,6 +86,39 @@ pub struct Entry {
     pub body: serde_json::Value,
 }
 
+/// What a journal writes through: a seam, so that a test can have each single call fail.
+pub trait Disk: Send {
+    /// Appends all of it, or fails and may have appended a part.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn append(&mut self, bytes: &[u8]) -> std::io::Result<()>;
+    /// Returns when everything appended is on disk.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn sync(&mut self) -> std::io::Result<()>;
+    /// Removes everything after the first `length` bytes.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn cut(&mut self, length: u64) -> std::io::Result<()>;
+}
+
+impl Disk for File {
+    fn append(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.write_all(bytes)
+    }
+
+    fn sync(&mut self) -> std::io::Result<()> {
+        self.sync_data()
+    }
+
+    fn cut(&mut self, length: u64) -> std::io::Result<()> {
+        self.set_len(length)
+    }
+}
+
 type Reply = oneshot::Sender<Result<u64, JournalError>>;
 
 /// An open journal. Many tasks may write at once: whatever waits is written and synced together.
@@ -105,20 +138,32 @@ impl Journal {
     /// When it cannot be opened, somebody else has it open, or its last record is damaged. A record that was cut by a crash is
     /// removed (its writer never got an answer) and noted.
     pub fn open(path: &Path, clock: Clock) -> Result<Journal, JournalError> {
+        Journal::open_through(path, clock, |file| Box::new(file))
+    }
+
+    /// The same, writing through what `disk` makes of the file, which must keep it: closing it gives its lock back.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn open_through(
+        path: &Path,
+        clock: Clock,
+        disk: impl FnOnce(File) -> Box<dyn Disk>,
+    ) -> Result<Journal, JournalError> {
         let error = |what, why: String| JournalError { path: path.display().to_string(), what, why };
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(|e| error("cannot be opened", e.to_string()))?;
         }
         let open = OpenOptions::new().create(true).read(true).append(true).open(path);
-        let file = open.map_err(|e| error("cannot be opened", e.to_string()))?;
+        let mut file = open.map_err(|e| error("cannot be opened", e.to_string()))?;
         file.try_lock().map_err(|e| {
             error(
                 "is open elsewhere",
                 format!("{e}; another trimtab uses it: stop that one, or give this one another --state-dir"),
             )
         })?;
-        let mut writer = Writer { file, path: path.to_owned(), clock, length: 0, seq: 0, head: [0; 32] };
-        let cut = writer.find_end().map_err(|why| error("cannot be continued", why))?;
+        let End { length, seq, head, cut } = find_end(&mut file).map_err(|why| error("cannot be continued", why))?;
+        let mut writer = Writer { disk: disk(file), path: path.to_owned(), clock, length, seq, head, torn: false };
         if cut > 0 {
             let says = format!("{cut} bytes of a record that was being written during a crash were removed");
             let note = Entry {
@@ -157,37 +202,48 @@ impl Journal {
     }
 }
 
+/// Where a journal goes on.
+struct End {
+    length: u64,
+    seq: u64,
+    head: [u8; 32],
+    /// Bytes behind it that were removed.
+    cut: u64,
+}
+
+/// Goes to the end of the last whole record and removes what is after it.
+fn find_end(file: &mut File) -> Result<End, String> {
+    let size = file.metadata().map_err(|e| e.to_string())?.len();
+    let length = last_newline(file, size).map_err(|e| e.to_string())?;
+    let mut end = End { length, seq: 0, head: [0; 32], cut: size - length };
+    if length > 0 {
+        let start = last_newline(file, length - 1).map_err(|e| e.to_string())?;
+        file.seek(SeekFrom::Start(start)).map_err(|e| e.to_string())?;
+        let mut line = Vec::new();
+        (&*file).take(length - start).read_to_end(&mut line).map_err(|e| e.to_string())?;
+        let (record, hash, _) = split(line.trim_ascii_end()).map_err(|why| {
+            format!("its last record is damaged: {why}; run `trimtab audit verify`, and move the file away to begin a new one")
+        })?;
+        (end.seq, end.head) = (record.seq + 1, hash);
+    }
+    if end.cut > 0 {
+        file.set_len(length).and_then(|()| file.sync_data()).map_err(|e| e.to_string())?;
+    }
+    Ok(end)
+}
+
 struct Writer {
-    file: File,
+    disk: Box<dyn Disk>,
     path: PathBuf,
     clock: Clock,
     length: u64,
     seq: u64,
     head: [u8; 32],
+    /// A part of a record is behind `length` and could not be removed.
+    torn: bool,
 }
 
 impl Writer {
-    /// Goes to the end of the last whole record and removes what is after it. How many bytes that were.
-    fn find_end(&mut self) -> Result<u64, String> {
-        let size = self.file.metadata().map_err(|e| e.to_string())?.len();
-        let end = last_newline(&mut self.file, size).map_err(|e| e.to_string())?;
-        if end > 0 {
-            let start = last_newline(&mut self.file, end - 1).map_err(|e| e.to_string())?;
-            self.file.seek(SeekFrom::Start(start)).map_err(|e| e.to_string())?;
-            let mut line = Vec::new();
-            (&self.file).take(end - start).read_to_end(&mut line).map_err(|e| e.to_string())?;
-            let (record, hash, _) = split(line.trim_ascii_end()).map_err(|why| {
-                format!("its last record is damaged: {why}; run `trimtab audit verify`, and move the file away to begin a new one")
-            })?;
-            (self.seq, self.head) = (record.seq + 1, hash);
-        }
-        if size > end {
-            self.file.set_len(end).and_then(|()| self.file.sync_data()).map_err(|e| e.to_string())?;
-        }
-        self.length = end;
-        Ok(size - end)
-    }
-
     fn run(&mut self, receiver: &mpsc::Receiver<(Entry, Reply)>) {
         while let Ok(first) = receiver.recv() {
             let mut group = vec![first];
@@ -229,10 +285,17 @@ impl Writer {
             bytes.extend_from_slice(&line);
             bytes.extend_from_slice(format!(",\"hash\":\"{}\"}}\n", hex(&head)).as_bytes());
         }
-        let written = self.file.write_all(&bytes).and_then(|()| self.file.sync_data());
+        // Half a record must not stay: the next one would be glued to it.
+        if self.torn {
+            self.disk
+                .cut(self.length)
+                .map_err(|e| format!("{e}; a part of a record is at its end and must go first"))?;
+            self.torn = false;
+        }
+        let written = self.disk.append(&bytes).and_then(|()| self.disk.sync());
         if let Err(e) = written {
-            // Half a record must not stay: the next one would be glued to it.
-            let undone = self.file.set_len(self.length);
+            let undone = self.disk.cut(self.length);
+            self.torn = undone.is_err();
             let undone = undone.err().map(|e| format!("; and what was written of it could not be removed: {e}"));
             return Err(format!("{e}{}", undone.unwrap_or_default()));
         }
@@ -413,6 +476,44 @@ mod tests {
         let mut kinds = Vec::new();
         read(&path, |record| kinds.push(record.kind)).unwrap();
         assert_eq!(kinds, [RecordKind::Intent, RecordKind::Intent, RecordKind::Note]);
+    }
+
+    /// Writes half, and then can neither write nor cut so many times.
+    struct Broken(File, usize);
+
+    impl Disk for Broken {
+        fn append(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+            if self.1 == 0 {
+                return self.0.write_all(bytes);
+            }
+            self.0.write_all(&bytes[..bytes.len() / 2])?;
+            Err(std::io::Error::other("half of it"))
+        }
+
+        fn sync(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn cut(&mut self, length: u64) -> std::io::Result<()> {
+            if self.1 == 0 {
+                return self.0.set_len(length);
+            }
+            self.1 -= 1;
+            Err(std::io::Error::other("stuck"))
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_glued_to_half_a_record_that_cannot_be_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j.jsonl");
+        let journal = Journal::open_through(&path, Clock::fixed(7), |file| Box::new(Broken(file, 2))).unwrap();
+        for _ in 0..2 {
+            assert!(journal.write(entry(0)).await.is_err());
+        }
+        assert_eq!(journal.write(entry(0)).await.unwrap(), 0);
+        let chain = verify(&path, None).unwrap();
+        assert_eq!((chain.records, chain.torn), (1, false));
     }
 
     #[tokio::test]
