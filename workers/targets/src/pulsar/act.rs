@@ -77,9 +77,18 @@ impl PulsarAct {
         Ok(())
     }
 
-    async fn expire(&self, name: &TopicName, decision: &Decision, effect: &mut Effect) -> Result<()> {
+    /// Has messages expired. `visited` is set once a call got through: whatever comes after it, the topic is loaded now.
+    async fn expire(
+        &self,
+        name: &TopicName,
+        decision: &Decision,
+        visited: &mut bool,
+        effect: &mut Effect,
+    ) -> Result<()> {
         for expire in &decision.expire {
-            match self.admin.expire(name, &expire.subscription, expire.ttl_s).await {
+            let expired = self.admin.expire(name, &expire.subscription, expire.ttl_s).await;
+            *visited |= expired.is_ok();
+            match expired {
                 Ok(true) => {}
                 Ok(false) => {
                     effect.notes.push(format!("nothing to expire for {:?}, or it is running", expire.subscription))
@@ -264,16 +273,17 @@ impl Act for PulsarAct {
             }
             let name = self.reachable(decision).await?;
             let mut effect = Effect::default();
+            let mut visited = false;
             let done = async {
                 if decision.verdict == Verdict::ExpireThenTrim {
-                    self.expire(&name, decision, &mut effect).await?;
+                    self.expire(&name, decision, &mut visited, &mut effect).await?;
                 }
                 self.trim(&name, decision, &mut effect).await
             };
             let done = done.await;
             // Also after a failed call: it may have loaded the topic, and a loaded topic without subscriptions is deleted whole
             // by the broker after a minute. Unless the broker did not know the topic: asking would create it.
-            let visited = !matches!(&done, Err(e) if e.class() != Class::Transient);
+            let visited = visited || !matches!(&done, Err(e) if e.class() != Class::Transient);
             if visited && *loaded(seen) != Loaded::Yes {
                 self.close(&name, &mut effect).await;
             }
