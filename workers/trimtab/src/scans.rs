@@ -1,13 +1,13 @@
 //! What workers share about scans, as small documents: who leads, how far it is, whether its decisions may be carried out, how much
 //! was, and what falls due later.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use trimtab_bus::{BusError, Document, Expect, Store};
-use trimtab_events::{Outcome, Proposed, ScanRef, ScanReport, Scope, Status, key_of};
+use trimtab_events::{Outcome, Proposed, ScanRef, ScanReport, Scope, Status, key_of, shard_of};
 use trimtab_targets::Class;
 use uuid::Uuid;
 
@@ -78,8 +78,16 @@ pub struct Tally {
     pub ledgers: u64,
     /// Bytes freed, one replica.
     pub bytes: i64,
-    /// The first few that failed or are pending, for a person.
+    /// The first few that are not done, for a person.
     pub problems: Vec<String>,
+}
+
+/// A part of a tally: of those outcomes whose ids hash to it. In parts, since each names the outcomes that it has counted.
+#[derive(Default, Serialize, Deserialize)]
+struct TallyPart {
+    tally: Tally,
+    /// Ids, as short as they may be.
+    counted: BTreeSet<String>,
 }
 
 impl Tally {
@@ -197,17 +205,23 @@ impl Scans {
         self.put(&format!("checkpoint.{scan}"), checkpoint).await
     }
 
-    /// Ends a scan: its gate, and what the next one is compared with.
+    /// Ends a scan: what the next one is compared with, and its gate. The gate is last: with it the scan has ended.
     ///
     /// # Errors
     /// When the store fails.
     pub async fn finish(&self, gate: &Gate, report: &ScanReport) -> Result<(), Failure> {
-        self.put(&format!("gate.{}", gate.scan.id), gate).await?;
         if report.complete && report.stopped.is_none() {
             self.put(&last_key(&report.target, &report.scope), &report.topics).await?;
         }
-        self.store.delete(BUCKET, &format!("checkpoint.{}", gate.scan.id), Expect::Anything).await?;
-        Ok(())
+        self.put(&format!("gate.{}", gate.scan.id), gate).await
+    }
+
+    /// Forgets how far a scan was that has ended.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn forget_checkpoint(&self, scan: Uuid) -> Result<(), Failure> {
+        Ok(self.store.delete(BUCKET, &format!("checkpoint.{scan}"), Expect::Anything).await?)
     }
 
     /// Topics that the last complete scan of a scope saw.
@@ -242,7 +256,8 @@ impl Scans {
     /// Sets aside one act and its bytes from a scan's budget. False when that would cross a limit.
     ///
     /// # Errors
-    /// When the store fails.
+    /// When the store fails. It may be set aside then, and so it may when a process ends before it acts: the budget of that scan is
+    /// smaller by it, never larger.
     pub async fn reserve(&self, scan: Uuid, bytes: u64, caps: &Caps) -> Result<bool, Failure> {
         self.change(&format!("budget.{scan}"), |budget: &mut Budget| {
             let (acts, all) = (budget.acts + 1, budget.bytes.saturating_add(bytes));
@@ -255,19 +270,37 @@ impl Scans {
         .await
     }
 
-    /// Adds an outcome to its scan's tally.
+    /// Gives back what was set aside for an act that was not begun.
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn count(&self, outcome: &Outcome) -> Result<(), Failure> {
-        self.change(&format!("tally.{}", outcome.scan.id), |tally: &mut Tally| {
+    pub async fn give_back(&self, scan: Uuid, bytes: u64) -> Result<(), Failure> {
+        self.change(&format!("budget.{scan}"), |budget: &mut Budget| {
+            (budget.acts, budget.bytes) = (budget.acts.saturating_sub(1), budget.bytes.saturating_sub(bytes));
+        })
+        .await
+    }
+
+    /// Adds an outcome to its scan's tally, once for each `id`: false when it was counted before.
+    ///
+    /// # Errors
+    /// When the store fails; whether it was counted is not known then, and it may be tried again.
+    pub async fn count(&self, id: &str, outcome: &Outcome) -> Result<bool, Failure> {
+        let key = format!("{}{}", tally_of(outcome.scan.id), shard_of(id));
+        let short: String = key_of("", id).chars().take(16).collect();
+        self.change(&key, |part: &mut TallyPart| {
+            if !part.counted.insert(short.clone()) {
+                return false;
+            }
+            let tally = &mut part.tally;
             *tally.statuses.entry(outcome.status.name().to_owned()).or_default() += 1;
             tally.ledgers += outcome.freed.len() as u64;
             tally.bytes += outcome.freed_bytes;
-            if matches!(outcome.status, Status::Failed | Status::Pending) && tally.problems.len() < TALLY_PROBLEMS {
+            if outcome.status != Status::Done && tally.problems.len() < TALLY_PROBLEMS {
                 let why = outcome.reasons.iter().map(|r| r.says.as_str()).collect::<Vec<_>>().join("; ");
                 tally.problems.push(format!("{}: {}: {why}", outcome.subject, outcome.status.name()));
             }
+            true
         })
         .await
     }
@@ -277,7 +310,19 @@ impl Scans {
     /// # Errors
     /// When the store fails.
     pub async fn tally(&self, scan: Uuid) -> Result<Tally, Failure> {
-        Ok(self.get(&format!("tally.{scan}")).await?.map(|(tally, _)| tally).unwrap_or_default())
+        let mut all = Tally::default();
+        // No more parts than there are shards.
+        for document in self.store.list(BUCKET, &tally_of(scan), None, 1000).await? {
+            let TallyPart { tally, .. } = read(&document)?;
+            for (status, count) in tally.statuses {
+                *all.statuses.entry(status).or_default() += count;
+            }
+            all.ledgers += tally.ledgers;
+            all.bytes += tally.bytes;
+            all.problems.extend(tally.problems);
+        }
+        all.problems.truncate(TALLY_PROBLEMS);
+        Ok(all)
     }
 
     /// Remembers a visit that falls due.
@@ -315,6 +360,10 @@ impl Scans {
         let key = format!("revisit.{}", key_of(&revisit.target, &revisit.subject));
         Ok(self.store.delete(BUCKET, &key, Expect::Anything).await?)
     }
+}
+
+fn tally_of(scan: Uuid) -> String {
+    format!("tally/{scan}/")
 }
 
 fn last_key(target: &str, scope: &Scope) -> String {

@@ -87,7 +87,6 @@ impl Worker for Audit {
             match body {
                 Body::Outcome(outcome) => {
                     self.trusted.check(event).map_err(|e| Failure::new(Class::Refused, e))?;
-                    self.metrics.outcome(&outcome);
                     if self.outcomes {
                         let body = value(&outcome)?;
                         let key = key_of_outcome(&body);
@@ -100,7 +99,11 @@ impl Worker for Audit {
                         };
                         self.once(key, entry).await?;
                     }
-                    self.scans.count(&outcome).await
+                    // Its id is the same each time it comes.
+                    if self.scans.count(&event.id, &outcome).await? {
+                        self.metrics.outcome(&outcome);
+                    }
+                    Ok(())
                 }
                 Body::Notice(notice) => {
                     let entry = Entry {

@@ -1,12 +1,11 @@
 //! Carries out decisions: looks again, decides again, sets aside a budget, records the intent, acts, and judges by looking once more.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
-use tokio::sync::Mutex;
 use tracing::{Instrument, Span, info, info_span, warn};
 use trimtab_bus::Role;
 use trimtab_events::{
@@ -60,7 +59,7 @@ pub struct ExecutorParts {
 pub struct Executor {
     parts: ExecutorParts,
     source: String,
-    /// Intents in the journal, by decision and scan.
+    /// Acts that are being carried out or are in the journal, by decision and scan.
     intents: Mutex<HashMap<String, Intent>>,
     /// The journal could not be written: nothing is taken until it can.
     stuck: AtomicBool,
@@ -69,12 +68,36 @@ pub struct Executor {
 /// How far an act is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Intent {
-    /// It is being carried out by this process.
+    /// Somebody in this process looks at it, and has recorded nothing yet.
+    Claimed,
+    /// It is recorded, and being carried out by this process.
     Running,
     /// It was begun, and what came of it is not recorded.
     Open,
     /// Its outcome is recorded.
     Closed,
+}
+
+/// Holds an act for one task. However that ends, in an error or a panic too, it is left as somebody else may find it.
+struct Claim<'a> {
+    intents: &'a Mutex<HashMap<String, Intent>>,
+    key: &'a str,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut intents = lock(self.intents);
+        match intents.get_mut(self.key) {
+            Some(how @ Intent::Running) => *how = Intent::Open,
+            Some(Intent::Claimed) => drop(intents.remove(self.key)),
+            _ => {}
+        }
+    }
+}
+
+// Nothing is half done while one of these is held.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Why an act is not carried out, or how it ended.
@@ -126,7 +149,7 @@ impl Executor {
     /// # Errors
     /// When the target or the bus cannot be reached; it is tried again at the next start.
     pub async fn close_open_intents(&self, out: &Out) -> Result<usize, Failure> {
-        let known = self.intents.lock().await.clone();
+        let known = lock(&self.intents).clone();
         let open: Vec<String> = known.into_iter().filter(|(_, how)| *how == Intent::Open).map(|(key, _)| key).collect();
         for key in &open {
             self.close_open(key, out).await?;
@@ -184,23 +207,35 @@ impl Executor {
     /// When something failed before the act: nothing was done, and it may be tried again.
     pub async fn carry_out(&self, decision: &Decision, out: &Out) -> Result<Outcome, Failure> {
         let key = intent_key(decision);
-        // Apart: a guard in the match would be held through the whole act.
-        let known = self.intents.lock().await.get(&key).copied();
+        let known = {
+            let mut intents = lock(&self.intents);
+            let known = intents.get(&key).copied();
+            match known {
+                None => drop(intents.insert(key.clone(), Intent::Claimed)),
+                Some(Intent::Open) => drop(intents.insert(key.clone(), Intent::Running)),
+                _ => {}
+            }
+            known
+        };
         match known {
             None => {
+                let _claim = Claim { intents: &self.intents, key: &key };
                 let started = self.now_ms();
                 let ended = self.attempt(decision, out).await?;
                 self.finish(decision, ended, started, out).await
             }
-            Some(Intent::Running) => {
+            Some(Intent::Claimed | Intent::Running) => {
                 Err(Failure::Later { after: GATE_AGAIN, why: "it is being carried out".to_owned() })
             }
-            Some(Intent::Open) => self.close_open(&key, out).await,
+            Some(Intent::Open) => {
+                let _claim = Claim { intents: &self.intents, key: &key };
+                self.close_open(&key, out).await
+            }
             Some(Intent::Closed) => {
                 let lost = || Failure::new(Class::Bug, format!("the record has no outcome of {key}"));
                 let body = self.recorded(RecordKind::Outcome, &key)?.ok_or_else(lost)?;
                 let outcome: Outcome = serde_json::from_value(body).map_err(|_| lost())?;
-                self.emit(&outcome, out).await?;
+                self.told(&outcome, out).await?;
                 Ok(Outcome {
                     status: Status::Skipped,
                     reasons: vec![reason("repeated", "it was carried out before; the record has its outcome")],
@@ -267,7 +302,13 @@ impl Executor {
             let says = "carrying it out would cross max_acts or max_bytes for its scan";
             return Ok(Ended::skipped("caps", says));
         }
-        self.intend(&again, &before, &seen).await?;
+        if let Err(e) = self.intend(&again, &before, &seen).await {
+            // It will be tried again, and must not count twice.
+            if let Err(e) = parts.scans.give_back(decision.scan.id, bytes).await {
+                warn!(error = %e, "what was set aside for an act that was not begun still counts for its scan");
+            }
+            return Err(e);
+        }
         Ok(self.act(&again, &seen, before, &permit).await)
     }
 
@@ -343,7 +384,7 @@ impl Executor {
             body: serde_json::json!({ "decision": decision, "before": before, "evidence": evidence }),
         };
         self.written(self.parts.journal.write(entry).await)?;
-        self.intents.lock().await.insert(intent_key(decision), Intent::Running);
+        lock(&self.intents).insert(intent_key(decision), Intent::Running);
         Ok(())
     }
 
@@ -398,7 +439,6 @@ impl Executor {
     /// Records what came of a decision, and emits it.
     async fn finish(&self, decision: &Decision, ended: Ended, started_ms: i64, out: &Out) -> Result<Outcome, Failure> {
         let outcome = self.outcome(decision, ended, started_ms);
-        let key = intent_key(decision);
         let entry = Entry {
             kind: RecordKind::Outcome,
             id: decision.id.to_string(),
@@ -406,23 +446,9 @@ impl Executor {
             trace_id: outcome.trace_id.clone(),
             body: serde_json::to_value(&outcome).map_err(|e| Failure::new(Class::Bug, e))?,
         };
-        let recorded = self.written(self.parts.journal.write(entry).await);
-        {
-            let mut intents = self.intents.lock().await;
-            match (&recorded, intents.get_mut(&key)) {
-                (Ok(()), _) => {
-                    intents.insert(key, Intent::Closed);
-                }
-                (Err(_), Some(how)) => *how = Intent::Open,
-                (Err(_), None) => {}
-            }
-        }
-        recorded?;
-        self.emit(&outcome, out).await?;
-        if let Some(due_ms) = outcome.revisit_ms.filter(|_| outcome.status != Status::Skipped) {
-            let revisit = Revisit { target: self.parts.target.clone(), subject: decision.subject.clone(), due_ms };
-            self.parts.scans.revisit(&revisit).await?;
-        }
+        self.written(self.parts.journal.write(entry).await)?;
+        lock(&self.intents).insert(intent_key(decision), Intent::Closed);
+        self.told(&outcome, out).await?;
         info!(
             subject = outcome.subject,
             status = outcome.status.name(),
@@ -432,6 +458,16 @@ impl Executor {
             "outcome"
         );
         Ok(outcome)
+    }
+
+    /// What follows an outcome that is recorded: it is emitted, and the second visit that it asks for is noted. May be done again.
+    async fn told(&self, outcome: &Outcome, out: &Out) -> Result<(), Failure> {
+        self.emit(outcome, out).await?;
+        if let Some(due_ms) = outcome.revisit_ms.filter(|_| outcome.status != Status::Skipped) {
+            let revisit = Revisit { target: self.parts.target.clone(), subject: outcome.subject.clone(), due_ms };
+            self.parts.scans.revisit(&revisit).await?;
+        }
+        Ok(())
     }
 
     /// Emits an outcome, signed. Its id is the same each time, so that one that gets through twice counts once.

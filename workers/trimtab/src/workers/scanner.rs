@@ -96,8 +96,8 @@ impl Scanner {
     }
 
     async fn scan(&self, request: &ScanRequest, out: &Out) -> Result<(), Failure> {
-        if self.scans.gate(request.id).await?.is_some() {
-            return Ok(());
+        if let Some(gate) = self.scans.gate(request.id).await? {
+            return self.ended(gate.scan).await;
         }
         let name = format!("scan.{}", self.parts.target);
         let Some(lease) = self.parts.store.acquire(&name, &self.parts.instance, LEASE).await? else {
@@ -389,8 +389,14 @@ impl Scanner {
             confirmed_by: None,
             incomplete: !scan.report.complete || scan.report.unknown > 0,
         };
+        // The gate is what a scan ends with: a try that comes to its end again would not come by here any more.
+        let trace = telemetry::trace_of(&Span::current());
+        let id = event_id("report", &[&scan_ref.id.to_string()]);
+        let now = timestamp(self.now_ms());
+        let event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, scan.report.clone())?;
+        out.emit(&event).await?;
         self.scans.finish(&gate, &scan.report).await?;
-        self.scans.lead(&self.parts.target, &Leader { scan: scan_ref, ended: true, at_ms: self.now_ms() }).await?;
+        self.ended(scan_ref).await?;
         let result = match (&scan.report.stopped, scan.report.complete) {
             (Some(why), _) => {
                 warn!(scan = %scan_ref.id, why, "nothing of this scan is carried out until a person confirms it");
@@ -400,11 +406,19 @@ impl Scanner {
             (None, false) => "incomplete",
         };
         self.parts.metrics.scans.add(1, &[KeyValue::new("result", result)]);
-        let trace = telemetry::trace_of(&Span::current());
-        let id = event_id("report", &[&scan_ref.id.to_string()]);
-        let now = timestamp(self.now_ms());
-        let event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, scan.report.clone())?;
-        out.emit(&event).await.map(|_| ())
+        Ok(())
+    }
+
+    /// What follows the end of a scan, also where it was left out before: executors wait while a scan leads that has not ended.
+    async fn ended(&self, scan: ScanRef) -> Result<(), Failure> {
+        let leader = self.scans.leader(&self.parts.target).await?;
+        if leader.is_some_and(|leader| leader.scan == scan && !leader.ended) {
+            self.scans.lead(&self.parts.target, &Leader { scan, ended: true, at_ms: self.now_ms() }).await?;
+        }
+        if let Err(e) = self.scans.forget_checkpoint(scan.id).await {
+            warn!(error = %e, "how far the scan was stays in the store; nobody looks at it any more");
+        }
+        Ok(())
     }
 }
 
