@@ -12,5 +12,11 @@ mod kills;
 mod live;
 #[path = "faults/local.rs"]
 mod local;
+#[path = "faults/model.rs"]
+mod model;
+#[path = "faults/nth.rs"]
+mod nth;
+#[path = "faults/points.rs"]
+mod points;
 #[path = "faults/zookeeper.rs"]
 mod zookeeper;
