@@ -7,6 +7,7 @@ mod globs;
 pub mod hedwig;
 mod pace;
 pub mod pulsar;
+pub mod snapshot;
 mod traits;
 mod zk;
 

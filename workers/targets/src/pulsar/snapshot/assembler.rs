@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use trimtab_events::{Candidate, Cursor, Evidence, LastLedger, LedgerCandidate, Loaded, Partition, TopicClass};
 
-use super::lines::Node;
 use super::sort::{Place, place};
 use crate::Item;
 use crate::pulsar::assemble::{self, CHANGE_EVENTS, Namespace, Settings};
 use crate::pulsar::names::{self, TopicName};
 use crate::pulsar::policies::{self, NamespacePolicies, TopicLevel, TopicPolicies};
 use crate::pulsar::scope::ScopeFilter;
+use crate::snapshot::Node;
 
 /// Where a finished topic goes; false when no more are wanted.
 type Emit<'e> = &'e mut dyn FnMut(Item) -> bool;

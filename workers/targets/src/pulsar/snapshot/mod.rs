@@ -1,12 +1,7 @@
-//! A cluster's metadata in a file: JSON Lines, one node a line, plain, gzip or zstd.
-//!
-//! Fields of a line: `path`, `data` (base64), `czxid`, `mzxid`, `ctime`, `mtime`, `version`, `cversion`, `ephemeralOwner`,
-//! `numChildren`; others are ignored. A file in *scan order* has everything that a topic needs before the topic, so one pass
-//! suffices and memory stays flat; its first line is the root node with `"order":"scan-1"`, its last the root node with `"end"`
-//! and the number of lines. Files in another order are sorted first, on disk.
+//! A cluster's metadata in a file, see [`crate::snapshot`]. A file in *scan order* has everything that a topic needs before the topic, so
+//! one pass suffices and memory stays flat. Files in another order are sorted first, on disk.
 
 mod assembler;
-mod lines;
 mod sort;
 mod write;
 
@@ -19,13 +14,12 @@ use futures::stream::{self, BoxStream, StreamExt};
 use trimtab_events::{Candidate, LedgerCandidate, Scope, split_subscriber};
 
 use self::assembler::Assembler;
-pub use self::lines::Header;
-use self::lines::Lines;
-pub use self::write::{SnapshotTotals, write};
+pub use self::write::write;
 use super::assemble::Settings;
 use super::names::TopicName;
 use super::scope::ScopeFilter;
-use crate::error::{Class, Result, TargetError};
+use crate::error::Result;
+use crate::snapshot::{Header, Lines, Node, header, items};
 use crate::{Inventory, Item, ReadsOf};
 
 /// Items handed over at once between the reading thread and the consumer.
@@ -45,7 +39,7 @@ impl Snapshot {
     /// # Errors
     /// When it cannot be read, or its first line is not a node.
     pub fn open(path: &Path, settings: Settings) -> Result<Snapshot> {
-        let header = lines::header(path)?;
+        let header = header(path)?;
         Ok(Snapshot { path: path.to_owned(), settings: Arc::new(settings), header, lines: Arc::default() })
     }
 
@@ -79,7 +73,7 @@ impl Snapshot {
             }
             lines.finish()?;
         } else {
-            let mut take = |node: lines::Node<'_>| assembler.node(node, &mut emit);
+            let mut take = |node: Node<'_>| assembler.node(node, &mut emit);
             let missing = sort::sorted(&self.path, &self.settings, &self.lines, &mut take)?;
             for says in missing {
                 let _ = emit(Item::Problem(says));
@@ -112,26 +106,14 @@ impl Inventory for Snapshot {
             Err(e) => return stream::once(futures::future::ready(Err(e))).boxed(),
         };
         let whole = filter.whole_topics();
-        let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Vec<Item>>>(8);
         let this = Snapshot {
             path: self.path.clone(),
             settings: self.settings.clone(),
             header: self.header.clone(),
             lines: self.lines.clone(),
         };
-        tokio::task::spawn_blocking(move || {
-            let read = this.read(&filter, &mut |batch| sender.blocking_send(Ok(batch)).is_ok());
-            if let Err(e) = read {
-                let _ = sender.blocking_send(Err(e));
-            }
-        });
-        let batches =
-            stream::unfold(receiver, |mut receiver| async { receiver.recv().await.map(|got| (got, receiver)) });
-        let items = batches.flat_map(|got| match got {
-            Ok(items) => stream::iter(items.into_iter().map(Ok)).left_stream(),
-            Err(e) => stream::once(futures::future::ready(Err(e))).right_stream(),
-        });
-        super::inventory::with_subscribers(items.boxed(), whole, reads)
+        let items = items(move |sink| this.read(&filter, sink));
+        super::inventory::with_subscribers(items, whole, reads)
     }
 
     fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<Candidate>>> {
@@ -159,8 +141,4 @@ impl Inventory for Snapshot {
     fn operations(&self) -> u64 {
         self.lines.load(Ordering::Relaxed)
     }
-}
-
-pub(crate) fn invalid(path: &Path, why: impl std::fmt::Display) -> TargetError {
-    TargetError::new(Class::Invalid, format!("reading snapshot {}", path.display()), why)
 }

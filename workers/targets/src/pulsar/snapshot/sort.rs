@@ -8,12 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rusqlite::{Connection, params};
 
-use super::invalid;
-use super::lines::{Lines, Node, parse_line};
 use crate::error::{Class, Result, TargetError};
 use crate::pulsar::assemble::Settings;
 use crate::pulsar::metadata::managed_ledger_info;
 use crate::pulsar::names::{TopicName, ledger_id};
+use crate::snapshot::{Lines, Node, invalid, parse_line};
 
 /// What a path is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

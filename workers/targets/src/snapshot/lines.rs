@@ -10,9 +10,12 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use base64::Engine;
 use serde::Deserialize;
 
-use super::invalid;
 use crate::error::{Class, Result, TargetError};
 use crate::zk::Stat;
+
+pub(crate) fn invalid(path: &Path, why: impl std::fmt::Display) -> TargetError {
+    TargetError::new(Class::Invalid, format!("reading snapshot {}", path.display()), why)
+}
 
 /// Bytes handed over at once by the decompressing thread. A line may be longer.
 const BLOCK: usize = 256 * 1024;
@@ -22,11 +25,11 @@ const MAX_LINE: usize = 96 * 1024 * 1024;
 /// One line.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Line<'a> {
+pub(crate) struct Line<'a> {
     #[serde(borrow)]
-    pub(super) path: Cow<'a, str>,
+    pub(crate) path: Cow<'a, str>,
     #[serde(borrow)]
-    pub(super) data: Cow<'a, str>,
+    pub(crate) data: Cow<'a, str>,
     czxid: i64,
     mzxid: i64,
     #[serde(default)]
@@ -57,7 +60,7 @@ pub(crate) struct Node<'a> {
 
 impl Line<'_> {
     /// Puts its value into `value` and tells its stat.
-    pub(super) fn decoded(&self, value: &mut Vec<u8>) -> std::result::Result<Stat, String> {
+    pub(crate) fn decoded(&self, value: &mut Vec<u8>) -> std::result::Result<Stat, String> {
         value.clear();
         base64::engine::general_purpose::STANDARD
             .decode_vec(self.data.as_bytes(), value)
@@ -86,7 +89,7 @@ pub struct Header {
     pub taken_ms: Option<i64>,
 }
 
-pub(super) fn header(path: &Path) -> Result<Header> {
+pub(crate) fn header(path: &Path) -> Result<Header> {
     let mut reader = BufReader::new(decompressed(path)?);
     let mut first = Vec::new();
     let read = reader.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut first);
@@ -149,7 +152,7 @@ impl<R: BufRead> Read for ZstdFrames<R> {
 }
 
 /// The lines of a file, one after the other.
-pub(super) struct Lines {
+pub(crate) struct Lines {
     path: PathBuf,
     blocks: Receiver<io::Result<Vec<u8>>>,
     block: Vec<u8>,
@@ -165,7 +168,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub(super) fn open(path: &Path) -> Result<Lines> {
+    pub(crate) fn open(path: &Path) -> Result<Lines> {
         let mut bytes = decompressed(path)?;
         let (sender, blocks) = sync_channel(4);
         std::thread::spawn(move || {
@@ -201,12 +204,12 @@ impl Lines {
     }
 
     /// An error that names the present line.
-    pub(super) fn error(&self, why: impl std::fmt::Display) -> TargetError {
+    pub(crate) fn error(&self, why: impl std::fmt::Display) -> TargetError {
         invalid(&self.path, format!("line {}: {why}", self.number))
     }
 
     /// The next line as a node; none at the end of the file.
-    pub(super) fn next_node(&mut self) -> Result<Option<Node<'_>>> {
+    pub(crate) fn next_node(&mut self) -> Result<Option<Node<'_>>> {
         if !self.next_line()? {
             return Ok(None);
         }
@@ -225,7 +228,7 @@ impl Lines {
     }
 
     /// The bytes of the next line; false at the end.
-    pub(super) fn next_line(&mut self) -> Result<bool> {
+    pub(crate) fn next_line(&mut self) -> Result<bool> {
         self.inside = None;
         self.joined.clear();
         loop {
@@ -256,7 +259,7 @@ impl Lines {
         }
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         self.inside.clone().map_or(&self.joined, |inside| &self.block[inside])
     }
 
@@ -281,7 +284,7 @@ impl Lines {
     }
 
     /// Checks that a file in scan order ended where it should.
-    pub(super) fn finish(&self) -> Result<()> {
+    pub(crate) fn finish(&self) -> Result<()> {
         match self.end {
             Some(lines) if lines == self.number => Ok(()),
             Some(lines) => {
@@ -292,6 +295,6 @@ impl Lines {
     }
 }
 
-pub(super) fn parse_line(bytes: &[u8]) -> std::result::Result<Line<'_>, String> {
+pub(crate) fn parse_line(bytes: &[u8]) -> std::result::Result<Line<'_>, String> {
     parse(bytes)
 }
