@@ -1,4 +1,8 @@
-//! Hedwig: the formats against what real hubs wrote and sent.
+//! Hedwig: the formats against what real hubs wrote and sent, the inventory, and acts on real hubs.
 
+#[path = "hedwig/acts.rs"]
+mod acts;
+#[path = "hedwig/region.rs"]
+mod region;
 #[path = "hedwig/wire.rs"]
 mod wire;
