@@ -5,7 +5,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{Decision, LedgerPage, Notice, Outcome, ScanReport, ScanRequest, SubscriberPage, key_of, shard_of};
+use crate::{
+    Decision, LedgerPage, Notice, Outcome, RecoveryOutcome, RecoveryReport, RecoverySegment, ScanReport, ScanRequest,
+    SubscriberPage, key_of, shard_of,
+};
 
 /// No event is larger. Larger things go to files or further pages.
 pub const MAX_EVENT_BYTES: usize = 512 * 1024;
@@ -131,6 +134,12 @@ bodies! {
     ScanRequest(ScanRequest) = "dev.trimtab.scan.request.v1", "scan.request.v1.json";
     /// What came of a scan.
     ScanReport(ScanReport) = "dev.trimtab.scan.report.v1", "scan.report.v1.json";
+    /// Verify this segment.
+    RecoverySegment(RecoverySegment) = "dev.trimtab.recovery.segment.v1", "recovery.segment.v1.json";
+    /// What a worker says about it.
+    RecoveryReport(RecoveryReport) = "dev.trimtab.recovery.report.v1", "recovery.report.v1.json";
+    /// What became of a partition or log dir.
+    RecoveryOutcome(RecoveryOutcome) = "dev.trimtab.recovery.outcome.v1", "recovery.outcome.v1.json";
 }
 
 impl Body {
@@ -144,6 +153,15 @@ impl Body {
             Body::Notice(n) => (n.target.clone(), n.subject.clone(), n.announced.name().to_owned()),
             Body::ScanRequest(r) => (r.target.clone(), r.id.to_string(), "request".to_owned()),
             Body::ScanReport(r) => (r.target.clone(), r.scan.id.to_string(), "report".to_owned()),
+            // With its id: another state of the same file must not wait until nobody wants the old one any more.
+            Body::RecoverySegment(s) => {
+                (s.lane.clone(), format!("{}/{} {}", s.folder, s.file, s.id), "segment".to_owned())
+            }
+            Body::RecoveryReport(r) => (r.lane.clone(), r.job.to_string(), r.state.name().to_owned()),
+            Body::RecoveryOutcome(o) => {
+                let folder = o.folder.as_deref().unwrap_or_default();
+                (o.lane.clone(), format!("{}/{folder}", o.run), o.state.name().to_owned())
+            }
         }
     }
 }

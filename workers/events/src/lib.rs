@@ -12,6 +12,7 @@ mod ledger;
 mod notice;
 mod outcome;
 mod plan;
+mod recovery;
 mod scan;
 pub mod schema;
 mod subscriber;
@@ -28,6 +29,10 @@ pub use ledger::{
 pub use notice::{Announced, Notice};
 pub use outcome::{Outcome, Status, TopicState};
 pub use plan::{PLAN_FORMAT, Plan, PlanItem, PlanTotals};
+pub use recovery::{
+    FileSeen, RecoveryCut, RecoveryOutcome, RecoveryReport, RecoverySegment, RecoveryState, RecoveryWork, SegmentFound,
+    SideFile, lane_of,
+};
 pub use scan::{Proposed, ScanRef, ScanReport, ScanRequest, Scope, Trigger};
 pub use subscriber::{
     HedwigHub, HedwigPointer, HedwigRange, HedwigTopic, History, Log, Mark, Protection, Subscriber,
