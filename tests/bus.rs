@@ -169,6 +169,8 @@ fn raw_subject(role: Role, number: u32) -> String {
         Role::Decider => "trimtab.cand.t.ledger.0".to_owned(),
         Role::Executor => format!("trimtab.dec.t.trim.0.raw{number}"),
         Role::Audit => "trimtab.res.t.done".to_owned(),
+        Role::Recovery => format!("trimtab.job.t.0.raw{number}"),
+        Role::Finisher => "trimtab.rep.t.verified".to_owned(),
     }
 }
 

@@ -69,13 +69,15 @@ pub fn quick() -> BusOptions {
     }
 }
 
-/// An event for `role`, with data that has no meaning.
+/// An event for `role`, with data that has no meaning. Its target (the lane, for roles that have lanes) is `t`.
 pub fn event(role: Role, id: &str, subject: &str) -> Event {
     let (kind, action) = match role {
         Role::Scanner => ("dev.trimtab.scan.request.v1", "request"),
         Role::Decider => ("dev.trimtab.candidate.ledger.v1", "ledger"),
         Role::Executor => ("dev.trimtab.decision.v1", "trim"),
         Role::Audit => ("dev.trimtab.outcome.v1", "done"),
+        Role::Recovery => ("dev.trimtab.recovery.segment.v1", "segment"),
+        Role::Finisher => ("dev.trimtab.recovery.report.v1", "verified"),
     };
     let of = serde_json::to_string(subject).expect("JSON");
     let data = format!("{{\"of\": {of},\n  \"kept\":\t1.50, \"as\":\"\\u00e9 \u{e9} \\/\"}}");

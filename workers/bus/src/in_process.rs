@@ -7,7 +7,7 @@
 
 mod queue;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,6 +23,8 @@ use queue::{GivenUp, Offer, Offered, Payload, Queue};
 
 /// Dead letters that are kept, the newest ones.
 const DEAD_LETTERS: usize = 10_000;
+/// Lane of bytes that are no event: they name none.
+const RAW_LANE: &str = "t";
 /// Bytes of dead letters that are kept.
 const DEAD_BYTES: usize = 64 * 1024 * 1024;
 
@@ -33,7 +35,9 @@ pub struct InProcess {
 
 struct Shared {
     options: BusOptions,
-    lanes: [Lane; 4],
+    lanes: [Arc<Lane>; 4],
+    /// Queues of laned roles, made when they are first named.
+    laned: Mutex<HashMap<(Role, String), Arc<Lane>>>,
     letters: Mutex<Letters>,
     closed: AtomicBool,
 }
@@ -74,15 +78,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl InProcess {
     /// An empty bus.
     pub fn new(options: BusOptions) -> InProcess {
-        let lanes = Role::ALL.map(|role| Lane {
-            role,
-            queue: Mutex::new(Queue::new(&options)),
-            work: Notify::new(),
-            room: Notify::new(),
-        });
-        InProcess {
-            shared: Arc::new(Shared { options, lanes, letters: Mutex::default(), closed: AtomicBool::new(false) }),
-        }
+        let lanes = Role::ALL.map(|role| Arc::new(Lane::new(role, &options)));
+        let (laned, letters, closed) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        InProcess { shared: Arc::new(Shared { options, lanes, laned, letters, closed }) }
     }
 
     /// Queues bytes for `role` that need not be an event, as anyone with access to a NATS server could: for tests of what
@@ -93,18 +91,28 @@ impl InProcess {
     pub async fn publish_bytes(&self, role: Role, bytes: Vec<u8>) -> Result<()> {
         let size = bytes.len() as u64;
         let offer = Offer { payload: Payload::Bytes(bytes.into()), key: None, id: None, bytes: size };
-        self.shared.publish(self.shared.lane(role), offer).await.map(drop)
+        self.shared.publish(&self.shared.lane(role, RAW_LANE), offer).await.map(drop)
     }
 }
 
 impl Shared {
-    fn lane(&self, role: Role) -> &Lane {
+    /// The queue of a role; `lane` counts for laned ones only.
+    fn lane(&self, role: Role, lane: &str) -> Arc<Lane> {
         match role {
-            Role::Scanner => &self.lanes[0],
-            Role::Decider => &self.lanes[1],
-            Role::Executor => &self.lanes[2],
-            Role::Audit => &self.lanes[3],
+            Role::Scanner => Arc::clone(&self.lanes[0]),
+            Role::Decider => Arc::clone(&self.lanes[1]),
+            Role::Executor => Arc::clone(&self.lanes[2]),
+            Role::Audit => Arc::clone(&self.lanes[3]),
+            Role::Recovery | Role::Finisher => Arc::clone(
+                lock(&self.laned)
+                    .entry((role, lane.to_owned()))
+                    .or_insert_with(|| Arc::new(Lane::new(role, &self.options))),
+            ),
         }
+    }
+
+    fn each_lane(&self) -> Vec<Arc<Lane>> {
+        self.lanes.iter().chain(lock(&self.laned).values()).cloned().collect()
     }
 
     /// Locks the queue after bringing it up to `now`.
@@ -165,8 +173,7 @@ impl Shared {
         }
     }
 
-    async fn take(self: &Arc<Self>, role: Role) -> Result<Delivery> {
-        let lane = self.lane(role);
+    async fn take(self: &Arc<Self>, lane: Arc<Lane>) -> Result<Delivery> {
         loop {
             let mut work = std::pin::pin!(lane.work.notified());
             work.as_mut().enable();
@@ -175,7 +182,7 @@ impl Shared {
             }
             let due = {
                 let now = Instant::now();
-                let mut queue = self.current(lane, now);
+                let mut queue = self.current(&lane, now);
                 let due_before = queue.next_due();
                 if let Some(taken) = queue.take(now) {
                     if queue.is_ready() {
@@ -189,7 +196,8 @@ impl Shared {
                         Payload::Event(event) => Ok(*event),
                         Payload::Bytes(bytes) => read_event(&bytes),
                     };
-                    let held = Held { shared: Arc::clone(self), role, number: taken.number, tries: taken.tries };
+                    let (number, tries) = (taken.number, taken.tries);
+                    let held = Held { shared: Arc::clone(self), lane: Arc::clone(&lane), number, tries };
                     return Ok(Delivery { event, tries: taken.tries, settle: Box::new(held) });
                 }
                 queue.next_due()
@@ -206,6 +214,10 @@ impl Shared {
 }
 
 impl Lane {
+    fn new(role: Role, options: &BusOptions) -> Lane {
+        Lane { role, queue: Mutex::new(Queue::new(options)), work: Notify::new(), room: Notify::new() }
+    }
+
     /// Those who sleep until something falls due must reckon anew.
     fn due_changed(&self) {
         self.work.notify_waiters();
@@ -220,26 +232,40 @@ impl Bus for InProcess {
             let bytes = size_of(event)?;
             // As over NATS: a decision is held back by its key while one is outstanding, and by nothing afterwards.
             let (key, id) = match role {
-                Role::Executor => (Some(event.key.clone()), None),
+                Role::Executor | Role::Recovery => (Some(event.key.clone()), None),
                 _ => (None, Some(event.id.clone())),
             };
             let offer = Offer { payload: Payload::Event(Box::new(event.clone())), key, id, bytes };
-            self.shared.publish(self.shared.lane(role), offer).await
+            self.shared.publish(&self.shared.lane(role, &event.target), offer).await
         })
     }
 
     fn take(&self, role: Role) -> BoxFuture<'_, Result<Delivery>> {
-        Box::pin(self.shared.take(role))
+        Box::pin(async move {
+            names::shared(role)?;
+            self.shared.take(self.shared.lane(role, RAW_LANE)).await
+        })
+    }
+
+    fn take_lane<'a>(&'a self, role: Role, lane: &'a str) -> BoxFuture<'a, Result<Delivery>> {
+        Box::pin(async move {
+            names::lane(role, lane)?;
+            self.shared.take(self.shared.lane(role, lane)).await
+        })
     }
 
     fn depth(&self, role: Role) -> BoxFuture<'_, Result<u64>> {
-        Box::pin(async move { Ok(self.shared.current(self.shared.lane(role), Instant::now()).depth()) })
+        Box::pin(async move {
+            let of_role = |lane: &Arc<Lane>| lane.role == role;
+            let lanes = self.shared.each_lane().into_iter().filter(of_role);
+            Ok(lanes.map(|lane| self.shared.current(&lane, Instant::now()).depth()).sum())
+        })
     }
 
     fn dead(&self, limit: usize) -> BoxFuture<'_, Result<Vec<DeadLetter>>> {
         Box::pin(async move {
-            for lane in &self.shared.lanes {
-                drop(self.shared.current(lane, Instant::now()));
+            for lane in self.shared.each_lane() {
+                drop(self.shared.current(&lane, Instant::now()));
             }
             let letters = lock(&self.shared.letters);
             let skip = letters.kept.len().saturating_sub(limit);
@@ -250,7 +276,7 @@ impl Bus for InProcess {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.shared.closed.store(true, Ordering::Release);
-            for lane in &self.shared.lanes {
+            for lane in self.shared.each_lane() {
                 lane.work.notify_waiters();
             }
         })
@@ -285,7 +311,7 @@ fn size_of(event: &Event) -> Result<u64> {
 /// A delivery in somebody's hands. Dropping it does nothing: the event comes back after the acknowledgement time.
 struct Held {
     shared: Arc<Shared>,
-    role: Role,
+    lane: Arc<Lane>,
     number: u64,
     tries: u64,
 }
@@ -293,7 +319,7 @@ struct Held {
 impl Settle for Held {
     fn done(self: Box<Self>) -> BoxFuture<'static, Result<()>> {
         Box::pin(async move {
-            let lane = self.shared.lane(self.role);
+            let lane = &self.lane;
             let gone = self.shared.current(lane, Instant::now()).remove(self.number);
             if gone.is_some() {
                 lane.room.notify_one();
@@ -305,7 +331,7 @@ impl Settle for Held {
 
     fn again(self: Box<Self>, after: Duration) -> BoxFuture<'static, Result<()>> {
         Box::pin(async move {
-            let lane = self.shared.lane(self.role);
+            let lane = &self.lane;
             let now = Instant::now();
             let mut queue = self.shared.current(lane, now);
             let due_before = queue.next_due();
@@ -319,7 +345,7 @@ impl Settle for Held {
 
     fn dead(self: Box<Self>, why: String) -> BoxFuture<'static, Result<()>> {
         Box::pin(async move {
-            let lane = self.shared.lane(self.role);
+            let lane = &self.lane;
             let gone = self.shared.current(lane, Instant::now()).remove(self.number);
             if let Some(given_up) = gone {
                 self.shared.bury(lane, given_up, why);
@@ -332,7 +358,7 @@ impl Settle for Held {
 
     fn working(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let lane = self.shared.lane(self.role);
+            let lane = &self.lane;
             let now = Instant::now();
             let mut queue = self.shared.current(lane, now);
             queue.hold_until(self.number, self.tries, now + self.shared.options.ack_wait);

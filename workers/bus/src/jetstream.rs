@@ -6,6 +6,8 @@
 //! | `TT_CAND` | `trimtab.cand.<target>.<kind>.<shard>` | `decider` |
 //! | `TT_DEC` | `trimtab.dec.<target>.<action>.<shard>.<key>` | `executor` |
 //! | `TT_RES` | `trimtab.res.<target>.<outcome>` | `audit` |
+//! | `TT_JOB` | `trimtab.job.<lane>.<shard>.<key>` | `recovery-<lane>`, made by who takes |
+//! | `TT_REP` | `trimtab.rep.<lane>.<state>` | `finisher-<lane>`, made by who takes |
 //! | `TT_DLQ` | `trimtab.dlq.<role>.<target>` | none |
 //! | `TT_ADV` | the server's advisories about those consumers | `janitor` |
 //!
@@ -18,14 +20,15 @@ mod publish;
 mod pull;
 mod streams;
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use async_nats::jetstream::{AckKind, Message, consumer};
+use async_nats::jetstream::{AckKind, Message, consumer, stream};
 use futures::future::BoxFuture;
 use trimtab_events::Event;
 
-use crate::names::{read_event, role_of};
+use crate::names::{self, read_event, role_of, shared};
 use crate::{Bus, BusError, DeadLetter, Delivery, Malformed, Published, Result, Role, Settle};
 use connect::Empty;
 use letters::Letters;
@@ -43,8 +46,10 @@ pub(crate) use streams::ensure_stream;
 pub struct JetStream {
     link: Link,
     options: NatsOptions,
-    flows: [Flow; 4],
+    flows: [Flow; 6],
     pullers: [OnceLock<Puller>; 4],
+    /// Those of lanes, made when they are first asked for.
+    laned: Mutex<HashMap<(Role, String), Arc<Puller>>>,
     letters: Arc<Letters>,
     closed: std::sync::atomic::AtomicBool,
 }
@@ -55,6 +60,8 @@ fn index(role: Role) -> usize {
         Role::Decider => 1,
         Role::Executor => 2,
         Role::Audit => 3,
+        Role::Recovery => 4,
+        Role::Finisher => 5,
     }
 }
 
@@ -68,6 +75,7 @@ impl JetStream {
         let bus = JetStream {
             flows: std::array::from_fn(|_| Flow::new(options.window)),
             pullers: std::array::from_fn(|_| OnceLock::new()),
+            laned: Mutex::default(),
             letters: Arc::new(Letters::new(&link)),
             closed: false.into(),
             link,
@@ -138,7 +146,18 @@ impl JetStream {
     }
 
     fn puller(&self, role: Role) -> &Puller {
-        self.pullers[index(role)].get_or_init(|| Puller::new(&self.link, role, &self.options.bus, &self.letters))
+        self.pullers[index(role)].get_or_init(|| Puller::new(&self.link, role, None, &self.options.bus, &self.letters))
+    }
+
+    async fn puller_of_lane(&self, role: Role, lane: &str) -> Result<Arc<Puller>> {
+        let laned = || self.laned.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (role, lane.to_owned());
+        if let Some(puller) = laned().get(&key) {
+            return Ok(Arc::clone(puller));
+        }
+        streams::ensure_lane(&self.link, &self.options.bus, role, lane).await?;
+        let make = || Arc::new(Puller::new(&self.link, role, Some(lane), &self.options.bus, &self.letters));
+        Ok(Arc::clone(laned().entry(key).or_insert_with(make)))
     }
 
     async fn publish(&self, event: &Event) -> Result<Published> {
@@ -150,11 +169,24 @@ impl JetStream {
         store(&self.link, flow, stream_of(role), &subject, headers, payload.into(), self.options.bus.full_wait).await
     }
 
+    fn open(&self) -> Result<()> {
+        if self.closed.load(std::sync::atomic::Ordering::Acquire) { Err(BusError::Closed) } else { Ok(()) }
+    }
+
     async fn take(&self, role: Role) -> Result<Delivery> {
-        if self.closed.load(std::sync::atomic::Ordering::Acquire) {
-            return Err(BusError::Closed);
-        }
-        let message = self.puller(role).next().await?;
+        shared(role)?;
+        self.open()?;
+        Ok(self.delivery(role, self.puller(role).next().await?))
+    }
+
+    async fn take_lane(&self, role: Role, lane: &str) -> Result<Delivery> {
+        names::lane(role, lane)?;
+        self.open()?;
+        let puller = self.puller_of_lane(role, lane).await?;
+        Ok(self.delivery(role, puller.next().await?))
+    }
+
+    fn delivery(&self, role: Role, message: Message) -> Delivery {
         // From here on nothing waits, so a dropped future cannot lose it.
         let tries = message.info().ok().and_then(|info| u64::try_from(info.delivered).ok()).unwrap_or(1);
         let event = match message.headers.as_ref().and_then(|headers| headers.get(async_nats::header::NATS_STREAM)) {
@@ -169,11 +201,16 @@ impl JetStream {
             None => read_event(&message.payload),
         };
         let settle = Held { message, role, tries, letters: Arc::clone(&self.letters) };
-        Ok(Delivery { event, tries, settle: Box::new(settle) })
+        Delivery { event, tries, settle: Box::new(settle) }
     }
 
     async fn depth(&self, role: Role) -> Result<u64> {
         let what = format!("ask for the depth of {}", stream_of(role));
+        if Role::LANED.contains(&role) {
+            let subject = format!("STREAM.INFO.{}", stream_of(role));
+            let info = self.link.api::<stream::Info>(&what, &subject, &Empty {}).await?;
+            return info.map(|info| info.state.messages).map_err(|e| BusError::Refused { what, why: e.to_string() });
+        }
         let subject = format!("CONSUMER.INFO.{}.{}", stream_of(role), role.name());
         let info = self.link.api::<consumer::Info>(&what, &subject, &Empty {}).await?;
         let info = info.map_err(|e| BusError::Refused { what, why: e.to_string() })?;
@@ -190,6 +227,10 @@ impl Bus for JetStream {
         Box::pin(self.take(role))
     }
 
+    fn take_lane<'a>(&'a self, role: Role, lane: &'a str) -> BoxFuture<'a, Result<Delivery>> {
+        Box::pin(self.take_lane(role, lane))
+    }
+
     fn depth(&self, role: Role) -> BoxFuture<'_, Result<u64>> {
         Box::pin(self.depth(role))
     }
@@ -202,6 +243,9 @@ impl Bus for JetStream {
         Box::pin(async move {
             self.closed.store(true, std::sync::atomic::Ordering::Release);
             for puller in self.pullers.iter().filter_map(OnceLock::get) {
+                puller.close();
+            }
+            for puller in self.laned.lock().unwrap_or_else(PoisonError::into_inner).values() {
                 puller.close();
             }
         })

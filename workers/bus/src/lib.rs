@@ -29,7 +29,8 @@ pub use kv::KvStore;
 pub use names::MAX_VALUE_BYTES;
 pub use sqlite::{SqliteStore, wall_clock_ms};
 
-/// Who takes events. Each role has one queue; all workers of a role share it.
+/// Who takes events. Each role of [`Role::ALL`] has one queue, which all its workers share; those of [`Role::LANED`] have one for
+/// each lane ([`Bus::take_lane`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Takes scan requests.
@@ -40,11 +41,18 @@ pub enum Role {
     Executor,
     /// Takes outcomes and scan reports.
     Audit,
+    /// Takes segments to verify, of the log dirs it sees: one lane each.
+    Recovery,
+    /// Takes what the former say, for the log dirs whose locks it holds.
+    Finisher,
 }
 
 impl Role {
-    /// All of them.
+    /// Those with one queue.
     pub const ALL: [Role; 4] = [Role::Scanner, Role::Decider, Role::Executor, Role::Audit];
+
+    /// Those with one queue for each lane. An event's lane is its target.
+    pub const LANED: [Role; 2] = [Role::Recovery, Role::Finisher];
 
     /// The role's name in subjects, consumers and metrics.
     pub fn name(self) -> &'static str {
@@ -53,6 +61,8 @@ impl Role {
             Role::Decider => "decider",
             Role::Executor => "executor",
             Role::Audit => "audit",
+            Role::Recovery => "recovery",
+            Role::Finisher => "finisher",
         }
     }
 
@@ -63,6 +73,9 @@ impl Role {
             "dev.trimtab.candidate.ledger.v1" | "dev.trimtab.candidate.subscriber.v1" => Some(Role::Decider),
             "dev.trimtab.decision.v1" => Some(Role::Executor),
             "dev.trimtab.outcome.v1" | "dev.trimtab.notice.v1" | "dev.trimtab.scan.report.v1" => Some(Role::Audit),
+            "dev.trimtab.recovery.outcome.v1" => Some(Role::Audit),
+            "dev.trimtab.recovery.segment.v1" => Some(Role::Recovery),
+            "dev.trimtab.recovery.report.v1" => Some(Role::Finisher),
             _ => None,
         }
     }
@@ -140,7 +153,10 @@ pub trait Bus: Send + Sync {
     /// The next event for `role`; waits for one. May be dropped and called again at any await point without losing one.
     fn take(&self, role: Role) -> BoxFuture<'_, Result<Delivery>>;
 
-    /// How many events wait or are outstanding for `role`.
+    /// As [`Bus::take`], for a role of [`Role::LANED`]: the next event of one lane.
+    fn take_lane<'a>(&'a self, role: Role, lane: &'a str) -> BoxFuture<'a, Result<Delivery>>;
+
+    /// How many events wait or are outstanding for `role`, in all its lanes.
     fn depth(&self, role: Role) -> BoxFuture<'_, Result<u64>>;
 
     /// Events that were given up, newest last, at most `limit`.

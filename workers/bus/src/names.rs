@@ -80,6 +80,25 @@ pub(crate) fn lease(name: &str, holder: &str) -> Result<()> {
     Ok(())
 }
 
+/// Whether a role has lanes must agree with how it is asked.
+pub(crate) fn shared(role: Role) -> Result<()> {
+    if Role::LANED.contains(&role) {
+        return Err(refused(format!("take for {}", role.name()), "its events are taken lane by lane"));
+    }
+    Ok(())
+}
+
+/// A lane is a token, of a role that has lanes.
+pub(crate) fn lane(role: Role, lane: &str) -> Result<()> {
+    if !Role::LANED.contains(&role) || !is_token(lane) {
+        return Err(refused(
+            format!("take for {} of lane {lane:?}", role.name()),
+            "the role has no lanes, or the lane is not 1 to 512 of the characters A-Z a-z 0-9 _ -",
+        ));
+    }
+    Ok(())
+}
+
 /// The role whose queue an event goes to, if every part of it that becomes part of a subject is fit for that.
 pub(crate) fn role_of(event: &Event) -> Result<Role> {
     let unfit = |why| BusError::Unfit { id: event.id.clone(), why };

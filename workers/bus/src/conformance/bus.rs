@@ -42,6 +42,9 @@ checks! {
     dropped_takes_lose_nothing,
     many_dropped_takes_wake_the_others,
     malformed_is_delivered,
+    lanes_are_kept_apart,
+    lanes_give_back_and_hold_back,
+    roles_and_lanes_are_asked_as_they_are,
     close_ends_takes_only,
 }
 
@@ -509,6 +512,80 @@ async fn malformed_is_delivered(rig: &dyn BusRig) {
     let letters = dead(&*bus, 4).await;
     assert_eq!(letters[2].event, "/wAB", "base64");
     depth(&*bus, Role::Executor, 0).await;
+}
+
+fn in_lane(role: Role, id: &str, lane: &str) -> Event {
+    Event { target: lane.to_owned(), ..event(role, id, id) }
+}
+
+async fn take_lane(bus: &dyn Bus, role: Role, lane: &str) -> Delivery {
+    timeout(PATIENCE, bus.take_lane(role, lane)).await.expect("nothing to take").expect("taken")
+}
+
+async fn nothing_in_lane(bus: &dyn Bus, role: Role, lane: &str, within: Duration) {
+    if let Ok(got) = timeout(within, bus.take_lane(role, lane)).await {
+        panic!("{} came in lane {lane}, where nothing should", id_of(&got.expect("taken")));
+    }
+}
+
+/// What waits for one lane is not seen by those who take from another, and waits for them who come later.
+async fn lanes_are_kept_apart(rig: &dyn BusRig) {
+    let bus = rig.fresh(quick()).await.bus;
+    for role in Role::LANED {
+        for lane in ["a", "b"] {
+            publish(&*bus, &in_lane(role, &format!("{lane}-{}", role.name()), lane)).await;
+        }
+        depth(&*bus, role, 2).await;
+        nothing_in_lane(&*bus, role, "c", Duration::from_millis(300)).await;
+        for lane in ["b", "a"] {
+            let got = take_lane(&*bus, role, lane).await;
+            assert_eq!(id_of(&got), format!("{lane}-{}", role.name()));
+            got.settle.done().await.expect("settled");
+            nothing_in_lane(&*bus, role, lane, Duration::from_millis(300)).await;
+        }
+        depth(&*bus, role, 0).await;
+    }
+}
+
+/// Segments are redelivered like any other event, and one of a key is enough; it may be wanted again as soon as it is done.
+async fn lanes_give_back_and_hold_back(rig: &dyn BusRig) {
+    let options = quick();
+    let bus = rig.fresh(options.clone()).await.bus;
+    let job = in_lane(Role::Recovery, "job", "a");
+    assert_eq!(publish(&*bus, &job).await, Published::Stored);
+    assert_eq!(publish(&*bus, &job).await, Published::Outstanding);
+    drop(take_lane(&*bus, Role::Recovery, "a").await);
+    nothing_in_lane(&*bus, Role::Recovery, "a", options.ack_wait / 2).await;
+    let again = take_lane(&*bus, Role::Recovery, "a").await;
+    assert_eq!((id_of(&again).as_str(), again.tries), ("job", 2));
+    assert_eq!(publish(&*bus, &job).await, Published::Outstanding, "while it is out");
+    again.settle.done().await.expect("settled");
+    depth(&*bus, Role::Recovery, 0).await;
+    assert_eq!(publish(&*bus, &job).await, Published::Stored, "at once");
+    take_lane(&*bus, Role::Recovery, "a").await.settle.done().await.expect("settled");
+    let report = in_lane(Role::Finisher, "report", "a");
+    assert_eq!(publish(&*bus, &report).await, Published::Stored);
+    assert_eq!(publish(&*bus, &report).await, Published::Duplicate);
+}
+
+async fn roles_and_lanes_are_asked_as_they_are(rig: &dyn BusRig) {
+    let bus = rig.fresh(quick()).await.bus;
+    for role in Role::LANED {
+        assert!(matches!(bus.take(role).await, Err(BusError::Refused { .. })));
+        for lane in ["", "a.b", "*"] {
+            assert!(matches!(bus.take_lane(role, lane).await, Err(BusError::Refused { .. })), "{lane:?}");
+        }
+    }
+    assert!(matches!(bus.take_lane(Role::Executor, "a").await, Err(BusError::Refused { .. })));
+    let waiting = {
+        let bus = Arc::clone(&bus);
+        tokio::spawn(async move { bus.take_lane(Role::Recovery, "a").await.map(drop) })
+    };
+    sleep(Duration::from_millis(200)).await;
+    bus.close().await;
+    let ended = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic");
+    assert!(matches!(ended, Err(BusError::Closed)), "{ended:?}");
+    assert!(matches!(bus.take_lane(Role::Recovery, "b").await, Err(BusError::Closed)));
 }
 
 async fn close_ends_takes_only(rig: &dyn BusRig) {

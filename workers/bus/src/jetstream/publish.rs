@@ -104,6 +104,8 @@ pub(super) fn subject_of(role: Role, event: &Event) -> String {
         Role::Decider => format!("trimtab.cand.{target}.{action}.{shard}"),
         Role::Executor => format!("trimtab.dec.{target}.{action}.{shard}.{key}"),
         Role::Audit => format!("trimtab.res.{target}.{action}"),
+        Role::Recovery => format!("trimtab.job.{target}.{shard}.{key}"),
+        Role::Finisher => format!("trimtab.rep.{target}.{action}"),
     }
 }
 
@@ -117,7 +119,9 @@ pub(super) fn headers_of(role: Role, event: &Event) -> HeaderMap {
             headers.insert(name, value);
         }
     }
-    if role == Role::Executor {
+    if role == Role::Recovery {
+        // The stream takes one of each key. No id: what was given up may be wanted again at once.
+    } else if role == Role::Executor {
         // No message about this key whatever the verdict: the stream's limit of one per subject alone would let two
         // verdicts about one resource be outstanding. It remains as the second line.
         headers.insert(async_nats::header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, "0");

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::connect::{Link, jitter};
 use super::letters::{Letters, give_up};
-use super::streams::stream_of;
+use super::streams::{ensure_lane, lane_consumer, stream_of};
 use crate::names::worn_out;
 use crate::{BusError, BusOptions, Result, Role};
 
@@ -35,8 +35,8 @@ const REFUSED_DELAY: Duration = Duration::from_millis(500);
 /// long ask for none.
 fn ahead(role: Role) -> usize {
     match role {
-        Role::Scanner | Role::Executor => 0,
-        Role::Decider => 32,
+        Role::Scanner | Role::Executor | Role::Recovery => 0,
+        Role::Decider | Role::Finisher => 32,
         Role::Audit => 256,
     }
 }
@@ -116,11 +116,20 @@ impl Drop for Taker<'_> {
 }
 
 impl Puller {
-    pub(super) fn new(link: &Link, role: Role, options: &BusOptions, letters: &Arc<Letters>) -> Puller {
+    pub(super) fn new(
+        link: &Link,
+        role: Role,
+        lane: Option<&str>,
+        options: &BusOptions,
+        letters: &Arc<Letters>,
+    ) -> Puller {
         let shared = Arc::new(Shared { state: Mutex::default(), arrived: Notify::new(), wanted: Notify::new() });
         let asker = Asker {
             link: link.clone(),
             role,
+            lane: lane.map(str::to_owned),
+            consumer: lane.map_or_else(|| role.name().to_owned(), |lane| lane_consumer(role, lane)),
+            options: options.clone(),
             ack_wait: options.ack_wait,
             max_deliver: options.max_deliver.max(1),
             letters: Arc::clone(letters),
@@ -129,6 +138,7 @@ impl Puller {
             asked_until: Instant::now(),
             not_before: Instant::now(),
             refusals: 0,
+            refused: false,
         };
         let task = tokio::spawn(asker.run());
         Puller { shared, ack_wait: options.ack_wait, task }
@@ -188,6 +198,9 @@ impl Puller {
 struct Asker {
     link: Link,
     role: Role,
+    lane: Option<String>,
+    consumer: String,
+    options: BusOptions,
     ack_wait: Duration,
     max_deliver: u64,
     letters: Arc<Letters>,
@@ -198,6 +211,8 @@ struct Asker {
     /// After a refusal: when to ask again, and how many there were without a message between them.
     not_before: Instant,
     refusals: u32,
+    /// The last answer was a refusal.
+    refused: bool,
 }
 
 impl Asker {
@@ -278,8 +293,19 @@ impl Asker {
                 idle.min(self.asked_until.max(now + PULL_GRACE))
             };
         }
+        // A lane's consumer goes when nobody could ask for long, and with a stream that is made anew.
+        if let Some(lane) = self.lane.as_deref().filter(|_| self.refused) {
+            match ensure_lane(&self.link, &self.options, self.role, lane).await {
+                Ok(()) => self.refused = false,
+                Err(error) => {
+                    tracing::warn!(role = self.role.name(), lane, %error, "cannot make the lane's consumer; trying again");
+                    self.not_before = Instant::now() + REFUSED_DELAY;
+                    return self.not_before;
+                }
+            }
+        }
         let request = format!(r#"{{"batch":{missing},"expires":{}}}"#, PULL_EXPIRES.as_nanos());
-        let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", stream_of(self.role), self.role.name());
+        let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", stream_of(self.role), self.consumer);
         match self.link.client.publish_with_reply(subject, inbox.to_owned(), request.into()).await {
             Ok(()) => {
                 self.asked += missing;
@@ -349,6 +375,7 @@ impl Asker {
             other => {
                 let (role, text) = (self.role.name(), message.description.as_deref().unwrap_or_default());
                 self.refusals = self.refusals.saturating_add(1);
+                self.refused = true;
                 // A consumer that is missing is told again and again; not every time in the log.
                 if self.refusals.is_power_of_two() {
                     let refusals = self.refusals;

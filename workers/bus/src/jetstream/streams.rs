@@ -10,7 +10,7 @@ use async_nats::jetstream::stream::{Compression, Config, DiscardPolicy, Info, Re
 use trimtab_events::MAX_EVENT_BYTES;
 
 use super::connect::{ApiError, Empty, Link, NatsOptions};
-use crate::{BusError, Result, Role};
+use crate::{BusError, BusOptions, Result, Role};
 
 /// Deliveries beyond `max_deliver` before the server stops by itself. Up to then whoever gets the event next gives it up
 /// in order; beyond it only the janitor sees it.
@@ -36,7 +36,19 @@ pub(super) fn stream_of(role: Role) -> &'static str {
         Role::Decider => "TT_CAND",
         Role::Executor => "TT_DEC",
         Role::Audit => "TT_RES",
+        Role::Recovery => "TT_JOB",
+        Role::Finisher => "TT_REP",
     }
+}
+
+/// How long segments and what is said of them are kept: whoever wanted them is long gone then.
+const LANED_AGE: Duration = Duration::from_secs(3600);
+/// A lane's consumer goes when nobody has asked for so long: log dirs come and go.
+const LANE_IDLE: Duration = Duration::from_secs(3600);
+
+/// The name of a lane's consumer.
+pub(super) fn lane_consumer(role: Role, lane: &str) -> String {
+    format!("{}-{lane}", role.name())
 }
 
 /// Every stream, as it must be.
@@ -58,6 +70,12 @@ pub(super) fn streams(options: &NatsOptions) -> Vec<Config> {
         num_replicas: options.replicas,
         compression: Some(Compression::S2),
         ..Config::default()
+    };
+    let laned = |role: Role, subjects: &str, bytes: i64| Config {
+        max_age: options.waiting_age.min(LANED_AGE),
+        duplicate_window: bus.duplicate_window.min(options.waiting_age).min(LANED_AGE),
+        compression: None,
+        ..queue(role, subjects, bytes)
     };
     let queue_bytes = i64::try_from(bus.queue_bytes.max(MAX_MESSAGE_BYTES as u64 * 2)).unwrap_or(i64::MAX);
     let kept = |name: &str, subjects: Vec<String>, bytes: i64, age: Duration| Config {
@@ -94,29 +112,55 @@ pub(super) fn streams(options: &NatsOptions) -> Vec<Config> {
         },
         kept(DEAD, vec!["trimtab.dlq.*.*".to_owned()], 256 * MIB, options.dead_age),
         kept(ADVISORIES, advisories, 16 * MIB, options.dead_age),
+        Config {
+            // A segment that is wanted already is not wanted twice.
+            max_messages_per_subject: 1,
+            discard_new_per_subject: true,
+            ..laned(Role::Recovery, "trimtab.job.*.*.*", queue_bytes.min(64 * MIB))
+        },
+        laned(Role::Finisher, "trimtab.rep.*.*", queue_bytes.min(64 * MIB)),
     ]
 }
 
 /// Every consumer with the stream it reads, as it must be.
 pub(super) fn consumers(options: &NatsOptions) -> Vec<(&'static str, pull::Config)> {
     let bus = &options.bus;
-    let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let durable = |name: &str, ack_wait, max_deliver, max_ack_pending| pull::Config {
-        durable_name: Some(name.to_owned()),
+    let mut all: Vec<_> =
+        Role::ALL.iter().map(|role| (stream_of(*role), durable_of_role(role.name().to_owned(), bus))).collect();
+    all.push((ADVISORIES, durable(JANITOR.to_owned(), Duration::from_secs(60), -1, 100)));
+    all
+}
+
+fn durable(name: String, ack_wait: Duration, max_deliver: i64, max_ack_pending: i64) -> pull::Config {
+    pull::Config {
+        durable_name: Some(name),
         deliver_policy: DeliverPolicy::All,
         ack_policy: AckPolicy::Explicit,
         ack_wait,
         max_deliver,
         max_ack_pending,
         ..pull::Config::default()
-    };
+    }
+}
+
+fn durable_of_role(name: String, bus: &BusOptions) -> pull::Config {
+    let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let tries = signed(bus.max_deliver.max(1).saturating_add(SPARE_DELIVERIES));
-    let mut all: Vec<_> = Role::ALL
-        .iter()
-        .map(|role| (stream_of(*role), durable(role.name(), bus.ack_wait, tries, signed(bus.max_outstanding.max(1)))))
-        .collect();
-    all.push((ADVISORIES, durable(JANITOR, Duration::from_secs(60), -1, 100)));
-    all
+    durable(name, bus.ack_wait, tries, signed(bus.max_outstanding.max(1)))
+}
+
+/// Makes sure that a lane's consumer is there. Whoever takes from a lane makes it: nobody can know all log dirs beforehand.
+pub(super) async fn ensure_lane(link: &Link, bus: &BusOptions, role: Role, lane: &str) -> Result<()> {
+    let subject = match role {
+        Role::Finisher => format!("trimtab.rep.{lane}.*"),
+        _ => format!("trimtab.job.{lane}.*.*"),
+    };
+    let wanted = pull::Config {
+        filter_subject: subject,
+        inactive_threshold: LANE_IDLE,
+        ..durable_of_role(lane_consumer(role, lane), bus)
+    };
+    ensure_consumer(link, stream_of(role), &wanted, true, false).await
 }
 
 /// Differences found, those that change what is promised and those that only change when it gets full or old.

@@ -8,7 +8,7 @@ use super::{Context, Exit, Usage, runtime};
 use crate::config::{Config, RunMode};
 use crate::sign::{Signer, Trusted};
 
-fn signer(config: &Config, role: &str) -> anyhow::Result<Signer> {
+pub(super) fn signer(config: &Config, role: &str) -> anyhow::Result<Signer> {
     let file = config.keys.seed_file.as_deref().ok_or_else(|| {
         Usage(format!(
             "a {role} signs what it emits: make a key with `trimtab keys new FILE` and give --seed-file FILE. The others trust it \
@@ -18,7 +18,7 @@ fn signer(config: &Config, role: &str) -> anyhow::Result<Signer> {
     Ok(Signer::from_file(file).map_err(|e| Usage(e.to_string()))?)
 }
 
-fn trusted(keys: &[String], role: &str, whom: &str) -> anyhow::Result<Trusted> {
+pub(super) fn trusted(keys: &[String], role: &str, whom: &str) -> anyhow::Result<Trusted> {
     if keys.is_empty() {
         let flag = whom.trim_end_matches('s');
         anyhow::bail!(Usage(format!("this {role} must know which {whom} to believe: give --trust-{flag} PUBLIC_KEY")));
@@ -73,6 +73,9 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
             record = Some(journal.clone());
             let live = runtime::live(config, Some(journal.clone())).await?;
             process.start_executor(&live, journal, trusted, signer).await?;
+        }
+        Role::Recovery | Role::Finisher => {
+            anyhow::bail!(Usage("`recovery` and `recover` have commands of their own".to_owned()));
         }
         Role::Audit => {
             let trusted = trusted(&config.keys.trusted_executors, "audit", "executors")?;
