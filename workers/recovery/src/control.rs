@@ -71,6 +71,19 @@ impl Control {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Takes back what was counted for a read that will be made again.
+    pub fn uncount(&self, n: u64) {
+        self.bytes.fetch_sub(n.min(self.bytes()), Ordering::Relaxed);
+    }
+
+    /// Whether work may go on.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when it must not.
+    pub fn proceed(&self) -> Result<(), Error> {
+        self.stop.reason().map_or(Ok(()), |why| Err(Error::Stopped(why)))
+    }
+
     /// Why work must stop.
     pub(crate) fn stop_reason(&self) -> &'static str {
         self.stop.reason().unwrap_or("it was asked to stop")
@@ -83,9 +96,6 @@ impl Control {
 
     /// An error that carries [`Error::Stopped`] when work must stop.
     pub(crate) fn check(&self) -> io::Result<()> {
-        match self.stop.reason() {
-            Some(why) => Err(io::Error::other(Error::Stopped(why))),
-            None => Ok(()),
-        }
+        self.proceed().map_err(io::Error::other)
     }
 }

@@ -122,6 +122,25 @@ impl LogDir {
     }
 }
 
+/// A name for a log dir that stays when it is mounted elsewhere: its `directory.id`; for those of older brokers, which have
+/// none, cluster, node and path. `None` when no broker has used it yet.
+///
+/// # Errors
+/// When its `meta.properties` cannot be read.
+pub fn log_dir_id(dir: &Path) -> Result<Option<String>> {
+    let path = dir.join("meta.properties");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let properties = Properties::read(&path)?;
+    if let Some(id) = properties.get("directory.id").map(str::trim).filter(|id| !id.is_empty()) {
+        return Ok(Some(id.to_owned()));
+    }
+    let real = std::fs::canonicalize(dir).map_err(Error::io("find log dir", dir))?;
+    let node = properties.get("node.id").or_else(|| properties.get("broker.id")).unwrap_or_default();
+    Ok(Some(format!("{}/{node}{}", properties.get("cluster.id").unwrap_or_default(), real.display())))
+}
+
 /// Checks `meta.properties` and returns the node id. A folder without it is fine only while it has no partitions: then
 /// no broker has used it yet.
 fn format_version(dir: &Path, empty: bool) -> Result<String> {

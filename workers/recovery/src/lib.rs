@@ -50,7 +50,7 @@ pub use batch::BatchHeader;
 pub use change::{FoldInput, PartitionChange, PreparedReplay, Verified};
 pub use config::{Properties, Settings, TopicSettings};
 pub use control::{Control, Stop};
-pub use discover::{FolderKind, LogDir, PartitionFolder};
+pub use discover::{FolderKind, LogDir, PartitionFolder, log_dir_id};
 pub use error::{Error, Result};
 pub use fold::fold_partition;
 pub use plan::{EarlyReason, PartitionPlan};

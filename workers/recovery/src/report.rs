@@ -132,7 +132,7 @@ pub struct DirReport {
     pub partitions: Vec<PartitionReport>,
     /// Log bytes that were read.
     pub bytes_read: u64,
-    /// Segments that an earlier run had verified.
+    /// Segments that an earlier run had verified, those of partitions that it had finished included.
     pub segments_remembered: u64,
     /// Where cut data was kept.
     pub cut_folder: Option<PathBuf>,

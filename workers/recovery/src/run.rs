@@ -62,8 +62,8 @@ pub fn recover(options: &Options, stop: &Stop, observer: &(dyn Fn(&[DirProgress]
     recover_with(options, stop, observer, &Here)
 }
 
-/// As [`recover`], with segments verified by somebody else: `threads` is then the number of segments that are out at the
-/// same time. Only this process writes into the log dirs.
+/// As [`recover`], with segments verified by `verifier`, which may have somebody else do it. Only this process writes into the
+/// log dirs.
 ///
 /// # Errors
 /// As [`recover`].
@@ -304,7 +304,7 @@ impl Ours<'_> {
             }
         }
         set_phase(runs, 1);
-        let done = work(pool, threads, self.verifier, &tasks, jobs);
+        let done = work(threads, self.verifier, &tasks, jobs);
         for (report, owner) in done.into_iter().zip(owners) {
             reports[owner].push(report);
         }
@@ -350,6 +350,8 @@ impl Ours<'_> {
                 crate::repair::finish_pending(&path, &entry.pending)?;
             }
             run.counters.partitions.fetch_add(1, Ordering::Relaxed);
+            let verified = entry.report.unflushed_segments + entry.report.early.len();
+            run.counters.segments_remembered.fetch_add(verified as u64, Ordering::Relaxed);
             return Ok(Planned::Done(Box::new(PartitionReport { resumed: true, ..entry.report.clone() })));
         }
         let plan = PartitionPlan::make(&input, &run.control)?;

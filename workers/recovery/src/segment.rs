@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{BatchHeader, Marker, read_marker};
+use crate::batch::{BatchHeader, Marker, be, read_marker};
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::reader::{BatchReader, CONTROL_BATCH_LIMIT, Corruption, Step};
+use crate::report::PartitionReport;
 use crate::spool::{Image, Spool, Writer};
-use crate::summary::{Summary, Verdict};
+use crate::summary::{EPOCH_BYTES, PRODUCER_BYTES, Summary, TRANSACTION_BYTES, Verdict};
 
 /// Bytes of an offset index entry: relative offset `i32`, position `i32`.
 const OFFSET_ENTRY: i32 = 8;
@@ -50,6 +51,14 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
+    /// The identity of the file at `path` as it is now.
+    ///
+    /// # Errors
+    /// When the file cannot be looked at.
+    pub fn read(path: &Path) -> Result<Self> {
+        Ok(Self::of(&std::fs::metadata(path).map_err(Error::io("look at segment", path))?))
+    }
+
     pub(crate) fn of(metadata: &std::fs::Metadata) -> Self {
         Self {
             device: metadata.dev(),
@@ -135,9 +144,57 @@ impl SegmentReport {
     pub fn cut_bytes(&self) -> u64 {
         self.identity.size - self.valid_bytes
     }
-}
 
-impl SegmentReport {
+    /// Whether this can be a report on `job`: sizes and order of everything in it fit each other and the file. To be asked of
+    /// reports that another process made; it does not prove that the report is true.
+    ///
+    /// # Errors
+    /// What does not fit, or that `spool` cannot be read.
+    pub fn check(&self, job: &SegmentJob, spool: &dyn Spool) -> std::result::Result<(), String> {
+        let whole = matches!(self.end, ScanEnd::Complete);
+        let ends = self.valid_bytes <= self.identity.size && (!whole || self.valid_bytes == self.identity.size);
+        if self.base_offset != job.base_offset || !ends || self.next_offset < self.base_offset {
+            return Err("its offsets or bytes do not fit the segment".to_owned());
+        }
+        let entries = [
+            (&self.offset_index, OFFSET_ENTRY as u64, "offset index"),
+            (&self.time_index, TIME_ENTRY as u64, "time index"),
+            (&self.epochs, EPOCH_BYTES as u64, "epochs"),
+            (&self.producers, PRODUCER_BYTES as u64, "producers"),
+            (&self.transactions, TRANSACTION_BYTES as u64, "transactions"),
+        ];
+        for (image, entry, what) in entries {
+            let parts = image.parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.1));
+            if parts != Some(image.length) || image.length % entry != 0 {
+                return Err(format!("its {what} have no possible length"));
+            }
+        }
+        let capacity = job.segment_index_bytes.max(0) as u64;
+        if self.offset_index.length.max(self.time_index.length) > capacity {
+            return Err("its indexes are larger than an index may be".to_owned());
+        }
+        let mut last = (-1_i64, 0_u64);
+        let mut in_order = true;
+        self.offset_index
+            .entries::<8>(spool, |entry| {
+                let (offset, position) = (i64::from(be!(i32, entry, 0)), u64::from(be!(u32, entry, 4)));
+                in_order &= offset > last.0 && position > last.1 && position < self.valid_bytes;
+                last = (offset, position);
+                Ok(())
+            })
+            .map_err(|error| error.to_string())?;
+        let mut last = (-1_i64, 0_i32);
+        self.time_index
+            .entries::<12>(spool, |entry| {
+                let (timestamp, offset) = (be!(i64, entry, 0), be!(i32, entry, 8));
+                in_order &= timestamp > last.0 && offset >= last.1 && timestamp <= self.max_timestamp;
+                last = (timestamp, offset);
+                Ok(())
+            })
+            .map_err(|error| error.to_string())?;
+        if in_order { Ok(()) } else { Err("the entries of its indexes are not in order".to_owned()) }
+    }
+
     /// The same report with its images copied from the side file of the worker that made it into another spool.
     ///
     /// # Errors
@@ -156,8 +213,8 @@ impl SegmentReport {
 
 /// Who verifies the segments of a recovery: this process, or workers that it asks.
 ///
-/// A verifier is called from as many threads as the recovery has, one segment each; it may block for as long as it needs.
-/// It must return what [`verify_segment`] returns for the file as it is now, with the images in `spool`
+/// A verifier is called from as many threads as the recovery has, and [`Verifier::slots`] more, one segment each, inside a
+/// span of the partition's trace; it may block for as long as it needs, and should end when [`Control::check`] says so. It must return what [`verify_segment`] returns for the file as it is now, with the images in `spool`
 /// ([`SegmentReport::import`] brings them there), and count the bytes with [`Control::count`], so that progress is told.
 pub trait Verifier: Sync {
     /// Verifies one segment.
@@ -165,6 +222,17 @@ pub trait Verifier: Sync {
     /// # Errors
     /// When the segment could not be verified; never because of what it holds.
     fn verify(&self, job: &SegmentJob, spool: &dyn Spool, control: &Control) -> Result<SegmentReport>;
+
+    /// How many segments may be out at once beside those that the run's own threads are at.
+    fn slots(&self) -> usize {
+        0
+    }
+
+    /// A partition of the log dir `dir` was folded and, unless this is a check, repaired; or it failed. Called in the
+    /// partition's span.
+    fn partition_done(&self, dir: &Path, report: &PartitionReport) {
+        let _ = (dir, report);
+    }
 }
 
 /// Verifies in the calling thread.

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tracing::{Span, field, info_span};
+
 use crate::aside::Aside;
 use crate::change::{FoldInput, PartitionChange, PreparedReplay, Verified};
 use crate::control::Control;
@@ -95,6 +97,8 @@ pub(crate) struct Task<'a> {
     unverified: Mutex<Vec<i64>>,
     replays: Mutex<HashMap<i64, (i64, Option<Replayed>)>>,
     errors: Mutex<Vec<Error>>,
+    /// The first span of the partition's trace, until it is done.
+    span: Mutex<Span>,
 }
 
 /// One thing to do.
@@ -185,6 +189,16 @@ fn expected_replays(plan: &PartitionPlan) -> Result<Vec<(i64, i64)>> {
 impl<'a> Task<'a> {
     pub(crate) fn new(run: &'a DirRun, rules: &'a Rules, plan: PartitionPlan, inputs: String) -> Result<Self> {
         let expected = expected_replays(&plan)?;
+        let span = info_span!(
+            parent: None,
+            "recover partition",
+            trimtab.folder = plan.folder.name,
+            trimtab.log_dir = %run.dir.path.display(),
+            trimtab.recovery_point = plan.recovery_point,
+            trimtab.segments = plan.segments.iter().filter(|segment| segment.verify).count(),
+            trimtab.log_end = field::Empty,
+            trimtab.state = field::Empty,
+        );
         Ok(Self {
             run,
             rules,
@@ -196,6 +210,7 @@ impl<'a> Task<'a> {
             unverified: Mutex::default(),
             replays: Mutex::default(),
             errors: Mutex::default(),
+            span: Mutex::new(span),
         })
     }
 
@@ -233,7 +248,8 @@ impl<'a> Task<'a> {
                 return Ok(());
             }
         }
-        let report = verifier.verify(job, self.run.store.spool(), &self.run.control)?;
+        let span = info_span!(parent: &*lock(&self.span), "verify segment", trimtab.segment = job.base_offset);
+        let report = span.in_scope(|| verifier.verify(job, self.run.store.spool(), &self.run.control))?;
         if let Some(journal) = self.run.store.journal() {
             journal.segment(job, &report)?;
         }
@@ -258,7 +274,19 @@ impl<'a> Task<'a> {
     }
 
     /// Folds and repairs; to be called once every job is done.
-    fn complete(&self) -> PartitionReport {
+    fn complete(&self, verifier: &dyn Verifier) -> PartitionReport {
+        let span = std::mem::replace(&mut *lock(&self.span), Span::none());
+        let report = span.in_scope(|| {
+            let report = self.fold_all();
+            verifier.partition_done(&self.run.dir.path, &report);
+            report
+        });
+        span.record("trimtab.log_end", report.log_end);
+        span.record("trimtab.state", field::debug(report.state));
+        report
+    }
+
+    fn fold_all(&self) -> PartitionReport {
         let mut report = self.blank();
         if lock(&self.errors).is_empty()
             && let Err(error) = self.fold_and_repair(&mut report)
@@ -296,11 +324,12 @@ impl<'a> Task<'a> {
             producer_expiration_ms: self.rules.producer_expiration_ms,
             truncate_overflow: self.rules.truncate_overflow,
         };
-        let change = fold_partition(&self.plan, &input, &self.run.control.aside())?;
+        let change = info_span!("fold").in_scope(|| fold_partition(&self.plan, &input, &self.run.control.aside()))?;
         describe(report, &change);
         if self.rules.check {
             return Ok(());
         }
+        let _repair = info_span!("repair").entered();
         let repaired = crate::repair::apply(&self.plan, &change, &self.run.aside)?;
         report.files_written = repaired.files;
         if let Some(journal) = self.run.store.journal() {
@@ -391,9 +420,9 @@ fn severity(state: PartitionState) -> u8 {
     }
 }
 
-/// Works through all jobs with `threads` threads of `pool`; reports of the partitions, by task.
+/// Works through all jobs with `threads` threads, and one for each segment that may be out elsewhere; reports of the
+/// partitions, by task.
 pub(crate) fn work(
-    pool: &rayon::ThreadPool,
     threads: usize,
     verifier: &dyn Verifier,
     tasks: &[Task<'_>],
@@ -402,27 +431,33 @@ pub(crate) fn work(
     jobs.sort_by_key(|job| std::cmp::Reverse(if job.size() >= LARGE_SEGMENT { job.size() } else { 0 }));
     let next = AtomicUsize::new(0);
     let reports: Mutex<Vec<Option<PartitionReport>>> = Mutex::new(tasks.iter().map(|_| None).collect());
-    pool.scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|_| {
-                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let (index, result) = run_job(tasks, job, verifier);
-                    let task = &tasks[index];
-                    if let Err(error) = result {
-                        if let (Error::Stopped(_), Job::Verify { job, .. }) = (&error, job) {
-                            lock(&task.unverified).push(job.base_offset);
-                        }
-                        task.fail(error);
-                    }
-                    if task.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
-                        let report = task.complete();
-                        if let Some(slot) = lock(&reports).get_mut(index) {
-                            *slot = Some(report);
-                        }
-                    }
+    let one_thread = || {
+        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (index, result) = run_job(tasks, job, verifier);
+            let task = &tasks[index];
+            if let Err(error) = result {
+                if let (Error::Stopped(_), Job::Verify { job, .. }) = (&error, job) {
+                    lock(&task.unverified).push(job.base_offset);
                 }
-            });
+                task.fail(error);
+            }
+            if task.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
+                let report = task.complete(verifier);
+                if let Some(slot) = lock(&reports).get_mut(index) {
+                    *slot = Some(report);
+                }
+            }
         }
+    };
+    std::thread::scope(|scope| {
+        for number in 1..(threads + verifier.slots()).min(jobs.len()) {
+            let thread = std::thread::Builder::new().name(format!("recovery-{number}"));
+            if let Err(error) = thread.spawn_scoped(scope, one_thread) {
+                tracing::warn!(number, %error, "a thread could not be started; going on with those that were");
+                break;
+            }
+        }
+        one_thread();
     });
     let reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
     reports.into_iter().zip(tasks).map(|(report, task)| report.unwrap_or_else(|| task.blank())).collect()
