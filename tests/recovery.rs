@@ -16,19 +16,10 @@ mod damage;
 #[path = "recovery/reference.rs"]
 mod reference;
 #[path = "recovery/support.rs"]
+#[expect(dead_code, reason = "what the other tests need")]
 mod support;
 
-use support::{Batch, content, differences, log_dir, options, run, run_well, unpack};
-
-/// When the fixture's broker was killed.
-const FIXTURE_NOW: i64 = 1_795_984_174_072;
-
-fn fixture() -> (tempfile::TempDir, std::path::PathBuf) {
-    let top = tempfile::tempdir().unwrap();
-    unpack("unclean-small.tar.zst", top.path());
-    let dir = top.path().join("unclean-small");
-    (top, dir)
-}
+use support::{Batch, FIXTURE_NOW, content, differences, fixture, log_dir, options, run, run_out_of_time, run_well};
 
 #[test]
 fn the_fixture_comes_out_as_kafka_leaves_it() {
@@ -279,6 +270,43 @@ fn k06_progress_is_told_and_a_limit_ends_the_run() {
     assert!(!top.path().join(".kafka_cleanshutdown").exists());
     let later = Stop::at(Some(Instant::now() + Duration::from_secs(600)));
     assert_eq!(recover(&options(top.path(), 0), &later, &|_| ()).unwrap().outcome, Outcome::Recovered);
+}
+
+#[test]
+fn a_limit_in_the_middle_names_what_remains_and_loses_nothing() {
+    let (_top, dir) = fixture();
+    let log = dir.join("lab-plain-0-0/00000000000000000217.log");
+    let mut bytes = fs::read(&log).unwrap();
+    bytes[12_000] ^= 4;
+    fs::write(&log, bytes).unwrap();
+    let undisturbed = dir.with_file_name("undisturbed");
+    trimtab_tests::kafka::copy(&dir, &undisturbed).unwrap();
+    run_well(&options(&undisturbed, FIXTURE_NOW));
+    let top_files = |dir: &Path| content(dir).into_iter().filter(|entry| !entry.0.contains('/')).collect::<Vec<_>>();
+    let before = top_files(&dir);
+    for good in [20, 17] {
+        let report = run_out_of_time(&options(&dir, FIXTURE_NOW), good);
+        assert_eq!((report.outcome, report.dirs[0].state), (Outcome::Stopped, DirState::Unfinished));
+        let of = |state| report.dirs[0].partitions.iter().filter(|p| p.state == state).collect::<Vec<_>>();
+        let (done, left) = (of(PartitionState::Recovered), of(PartitionState::Unfinished));
+        assert!(!done.is_empty() && done.len() + left.len() == 24, "{} and {}", done.len(), left.len());
+        // Every partition that is left is named once, with the segments that were not verified.
+        assert_eq!(report.errors.len(), left.len(), "{:#?}", report.errors);
+        for partition in left {
+            let error = report.errors.iter().find(|e| e.contains(&format!("/{}: ", partition.folder))).unwrap();
+            assert!(error.contains("the time limit was reached"), "{error}");
+            assert!(partition.unverified.iter().all(|base| error.contains(&base.to_string())), "{error}");
+            assert!(!partition.unverified.is_empty());
+        }
+        // Not a byte of what a broker goes by was changed.
+        let mut after = top_files(&dir);
+        after.retain(|entry| entry.0 != ".trimtab-recovery.journal");
+        assert!(after == before, "{:?}", after.iter().map(|entry| &entry.0).collect::<Vec<_>>());
+    }
+    let report = run_well(&options(&dir, FIXTURE_NOW));
+    let resumed = report.dirs[0].partitions.iter().filter(|p| p.resumed).count();
+    assert!(resumed > 0 && report.dirs[0].segments_remembered > 0);
+    assert_eq!(differences(&undisturbed, &dir), Vec::<String>::new());
 }
 
 #[test]

@@ -20,7 +20,7 @@ mod reference;
 mod support;
 
 use damage::{Case, Dir, Expect};
-use support::{differences, options, run, run_well};
+use support::{differences, options, run, run_out_of_time, run_well};
 
 const DAY_MS: i64 = 86_400_000;
 /// The topic whose setting must be learnt from the metadata; Kafka's loader is told.
@@ -255,6 +255,35 @@ fn a_real_broker_starts_clean_and_differs_in_nothing_from_its_twin() {
     let mut different = differences(rig.log_dir(), &twin_logs);
     different.retain(|line| !line.starts_with(".kafka_cleanshutdown "));
     assert_eq!(different, Vec::<String>::new());
+}
+
+/// What a limit leaves in the middle, Kafka itself brings to the same end.
+#[test]
+#[ignore = "needs Kafka"]
+fn what_a_limit_leaves_is_recovered_by_kafka() {
+    let (source, now_ms) = everything();
+    let top = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (top.path().join("ours"), top.path().join("theirs"));
+    let mut loader = Loader::start().unwrap();
+    for good in [5, 40] {
+        for dir in [&ours, &theirs] {
+            fs::remove_dir_all(dir).ok();
+            copy(&source, dir).unwrap();
+            let damaged = dir.join("plain-0");
+            let logs = fs::read_dir(&damaged).unwrap().map(|e| e.unwrap().path());
+            let log = logs.filter(|p| p.extension().is_some_and(|e| e == "log")).max().unwrap();
+            let size = fs::metadata(&log).unwrap().len();
+            fs::File::options().write(true).open(&log).unwrap().set_len(size - 7).unwrap();
+        }
+        let report = run_out_of_time(&options(&ours, now_ms), good);
+        assert_eq!(report.outcome, Outcome::Stopped);
+        assert!(!ours.join(".kafka_cleanshutdown").exists());
+        for dir in [&ours, &theirs] {
+            assert!(matches!(loader.load(&load(dir, now_ms)).unwrap(), Loaded::Well { .. }));
+        }
+        fs::remove_file(ours.join(".trimtab-recovery.journal")).unwrap();
+        assert_eq!(differences(&theirs, &ours), Vec::<String>::new(), "after {good} segments");
+    }
 }
 
 #[test]

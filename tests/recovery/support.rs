@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use trimtab_recovery::{CutPolicy, Options, Outcome, Properties, RunReport, Settings, Stop, recover};
 
@@ -30,11 +32,49 @@ pub fn run(options: &Options) -> RunReport {
     recover(options, &Stop::default(), &|_| ()).expect("usable options")
 }
 
+/// Verifies segments as always until `good` are done; then time runs out before anything more is read.
+pub struct OutOfTime {
+    good: AtomicUsize,
+    deadline: Instant,
+}
+
+impl trimtab_recovery::Verifier for OutOfTime {
+    fn verify(
+        &self,
+        job: &trimtab_recovery::SegmentJob,
+        spool: &dyn trimtab_recovery::Spool,
+        control: &trimtab_recovery::Control,
+    ) -> trimtab_recovery::Result<trimtab_recovery::SegmentReport> {
+        if self.good.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
+            std::thread::sleep(self.deadline.saturating_duration_since(Instant::now()));
+        }
+        trimtab_recovery::verify_segment(job, spool, control)
+    }
+}
+
+/// Runs a recovery whose limit is reached once `good` segments are verified.
+pub fn run_out_of_time(options: &Options, good: usize) -> RunReport {
+    let deadline = Instant::now() + Duration::from_secs(3);
+    let verifier = OutOfTime { good: AtomicUsize::new(good), deadline };
+    trimtab_recovery::recover_with(options, &Stop::at(Some(deadline)), &|_| (), &verifier).expect("usable options")
+}
+
 /// Runs a recovery that must succeed.
 pub fn run_well(options: &Options) -> RunReport {
     let report = run(options);
     assert_eq!(report.outcome, Outcome::Recovered, "{:#?}", report.errors);
     report
+}
+
+/// When the fixture's broker was killed.
+pub const FIXTURE_NOW: i64 = 1_795_984_174_072;
+
+/// The log dir of a real broker that was killed.
+pub fn fixture() -> (tempfile::TempDir, PathBuf) {
+    let top = tempfile::tempdir().expect("a folder");
+    unpack("unclean-small.tar.zst", top.path());
+    let dir = top.path().join("unclean-small");
+    (top, dir)
 }
 
 /// Unpacks a fixture into `to`.
@@ -131,6 +171,41 @@ impl Batch {
         out.extend(crc32c(&checked).to_be_bytes());
         out.extend(checked);
         out
+    }
+}
+
+/// A log dir with large segments, cheap to make: one batch of 64 KiB over and over, its offset (which no checksum covers)
+/// changed.
+pub fn large_log_dir(top: &Path, topic: &str, partitions: usize, segments: usize, megabytes: usize) {
+    use std::io::Write;
+    let batch = Batch {
+        base: 0,
+        records: 10,
+        producer: None,
+        transactional: false,
+        leader_epoch: 0,
+        timestamp: 1_000_000,
+        payload: (1 << 16) - 61,
+        marker: None,
+    };
+    let bytes = batch.bytes();
+    fs::write(top.join("meta.properties"), "version=1\nnode.id=1\ncluster.id=c\ndirectory.id=d\n").expect("written");
+    for partition in 0..partitions {
+        let folder = top.join(format!("{topic}-{partition}"));
+        fs::create_dir_all(&folder).expect("a folder");
+        fs::write(folder.join("partition.metadata"), "version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ").expect("written");
+        let mut offset = 0_i64;
+        for _ in 0..segments {
+            for suffix in ["index", "timeindex"] {
+                fs::write(folder.join(format!("{offset:020}.{suffix}")), b"").expect("written");
+            }
+            let mut log = fs::File::create(folder.join(format!("{offset:020}.log"))).expect("made");
+            for _ in 0..megabytes * 16 {
+                log.write_all(&offset.to_be_bytes()).expect("written");
+                log.write_all(&bytes[8..]).expect("written");
+                offset += 10;
+            }
+        }
     }
 }
 

@@ -102,8 +102,22 @@ impl Running {
     /// # Panics
     /// When it cannot be asked.
     pub fn stop(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// Freezes it for a while.
+    ///
+    /// # Panics
+    /// When it cannot be frozen or thawed.
+    pub fn freeze(&self, time: std::time::Duration) {
+        self.signal(Signal::STOP);
+        std::thread::sleep(time);
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process id");
-        kill_process(pid, Signal::TERM).expect("stopping trimtab");
+        kill_process(pid, signal).expect("signalling trimtab");
     }
 
     /// Waits for its end.

@@ -43,6 +43,8 @@ pub enum RecordKind {
     Undo,
     /// What came of that.
     Undone,
+    /// What came of the recovery of a log dir or of a partition in it.
+    Recovery,
     /// A person confirmed what a limit had stopped.
     Confirm,
     /// Evidence that a call may erase.

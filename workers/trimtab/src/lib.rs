@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod notify;
 pub mod once;
 pub mod plan;
+pub mod recovery;
 pub mod retry;
 pub mod scans;
 pub mod share;

@@ -1,8 +1,9 @@
 //! The counters, by convention: prefix `trimtab`, base units, no label that grows with the number of topics.
 
-use opentelemetry::metrics::{Counter, Histogram, Meter};
+use opentelemetry::metrics::{Counter, Gauge, Histogram, Meter};
 use opentelemetry::{KeyValue, global};
 use trimtab_events::{Outcome, Status, Verdict};
+use trimtab_recovery::DirProgress;
 
 /// Every instrument.
 pub struct Metrics {
@@ -79,6 +80,95 @@ impl Metrics {
         self.outcomes.add(1, &[KeyValue::new("status", outcome.status.name())]);
         self.ledgers.add(outcome.freed.len() as u64, &[]);
         self.bytes.add(u64::try_from(outcome.freed_bytes).unwrap_or(0), &[]);
+    }
+}
+
+/// The instruments of recovery: of the process that recovers, and of workers.
+pub struct RecoveryMetrics {
+    /// Bytes of segments that were read.
+    pub read: Counter<u64>,
+    segments: Counter<u64>,
+    reports: Counter<u64>,
+    runs: Counter<u64>,
+    gauges: Vec<(Gauge<u64>, Figure)>,
+}
+
+/// A figure of a log dir's progress, once it is known.
+type Figure = fn(&DirProgress) -> Option<u64>;
+/// A gauge: name, unit, description, and where its value comes from.
+type Progress = (&'static str, &'static str, &'static str, Figure);
+
+const PROGRESS: [Progress; 8] = [
+    ("trimtab.recovery.bytes.done", "By", "bytes of a log dir that are verified", |dir| Some(dir.bytes.0)),
+    ("trimtab.recovery.bytes.all", "By", "bytes of a log dir that are to be verified", |dir| Some(dir.bytes.1)),
+    ("trimtab.recovery.segments.done", "{segment}", "segments that are verified", |dir| Some(dir.segments.0)),
+    ("trimtab.recovery.segments.all", "{segment}", "segments that are to be verified", |dir| Some(dir.segments.1)),
+    ("trimtab.recovery.partitions.done", "{partition}", "partitions that are finished", |dir| Some(dir.partitions.0)),
+    ("trimtab.recovery.partitions.all", "{partition}", "partitions to be finished", |dir| Some(dir.partitions.1)),
+    ("trimtab.recovery.rate", "By/s", "bytes verified in a second", |dir| Some(dir.bytes_per_second)),
+    ("trimtab.recovery.remaining", "s", "time left at that rate", |dir| dir.seconds_left),
+];
+
+impl RecoveryMetrics {
+    /// Makes all instruments on the global meter and touches the counters.
+    pub fn new() -> RecoveryMetrics {
+        let meter = global::meter("trimtab");
+        let gauge = |(name, unit, says, of): Progress| {
+            (meter.u64_gauge(name).with_unit(unit).with_description(says).build(), of)
+        };
+        let metrics = RecoveryMetrics {
+            read: bare(&meter, "trimtab.recovery.read", "By", "bytes of segments that were read for others"),
+            segments: bare(&meter, "trimtab.recovery.segments.verified", "{segment}", "segments verified, by whom"),
+            reports: bare(
+                &meter,
+                "trimtab.recovery.reports.refused",
+                "{report}",
+                "reports that were not used, and why",
+            ),
+            runs: bare(&meter, "trimtab.recovery.runs", "{run}", "runs that ended, by outcome"),
+            gauges: PROGRESS.map(gauge).into(),
+        };
+        metrics.read.add(0, &[]);
+        for by in ["here", "worker"] {
+            metrics.segments.add(0, &[KeyValue::new("by", by)]);
+        }
+        for why in ["not-believed", "failed", "other-file", "side-file", "damage"] {
+            metrics.reports.add(0, &[KeyValue::new("why", why)]);
+        }
+        metrics
+    }
+
+    /// Counts a segment that was verified, `here` or by a `worker`.
+    pub fn verified(&self, by: &'static str) {
+        self.segments.add(1, &[KeyValue::new("by", by)]);
+    }
+
+    /// Counts a report that was not used.
+    pub fn refused(&self, why: &'static str) {
+        self.reports.add(1, &[KeyValue::new("why", why)]);
+    }
+
+    /// Counts a run.
+    pub fn ended(&self, outcome: &'static str) {
+        self.runs.add(1, &[KeyValue::new("outcome", outcome)]);
+    }
+
+    /// Shows how far a run is.
+    pub fn progress(&self, dirs: &[DirProgress]) {
+        for dir in dirs {
+            let label = [KeyValue::new("log_dir", dir.path.display().to_string())];
+            for (gauge, of) in &self.gauges {
+                if let Some(value) = of(dir) {
+                    gauge.record(value, &label);
+                }
+            }
+        }
+    }
+}
+
+impl Default for RecoveryMetrics {
+    fn default() -> Self {
+        RecoveryMetrics::new()
     }
 }
 

@@ -105,6 +105,11 @@ pub trait Worker: Send + Sync + 'static {
     /// Whose queue it takes from.
     fn role(&self) -> Role;
 
+    /// The lane it takes from, if its role has lanes.
+    fn lane(&self) -> Option<&str> {
+        None
+    }
+
     /// Whether it can take anything now. Asked before each take.
     fn ready(&self) -> BoxFuture<'_, bool> {
         Box::pin(futures::future::ready(true))
@@ -234,7 +239,11 @@ impl Taker {
             tokio::time::sleep(READY_EVERY).await;
         }
         let asked = tokio::time::Instant::now();
-        let delivery = self.bus.take(self.worker.role()).await?;
+        let role = self.worker.role();
+        let delivery = match self.worker.lane() {
+            Some(lane) => self.bus.take_lane(role, lane).await?,
+            None => self.bus.take(role).await?,
+        };
         Ok((delivery, asked.elapsed()))
     }
 }

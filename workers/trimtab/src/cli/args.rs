@@ -10,6 +10,7 @@ use trimtab_events::Scope;
 use super::Usage;
 use super::broker_conf;
 use super::recover::RecoverArgs;
+use super::recovery::RecoveryArgs;
 use crate::config::{Config, RunMode, parse_bytes};
 
 /// Gives back the storage that log and ledger based messaging systems never reclaim by themselves.
@@ -101,6 +102,8 @@ pub enum Command {
     Decider(RoleArgs),
     /// Run as an executor over NATS
     Executor(RoleArgs),
+    /// Run as a worker that verifies segments of log dirs over NATS, for `recover`
+    Recovery(RecoveryArgs),
     /// Look at the record, or (audit run) keep it over NATS
     Audit(AuditArgs),
     /// Look at the configuration
@@ -126,6 +129,8 @@ impl Command {
             Command::Decider(_) => "decider",
             Command::Executor(_) => "executor",
             Command::Audit(_) => "audit",
+            Command::Recover(_) => "recover",
+            Command::Recovery(_) => "recovery",
             _ => "cli",
         }
     }

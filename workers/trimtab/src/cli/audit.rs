@@ -62,12 +62,17 @@ fn list(context: &Context, args: &AuditListArgs) -> anyhow::Result<Exit> {
             let scan = match record.kind {
                 RecordKind::Intent => &record.body["decision"]["scan"]["id"],
                 RecordKind::Outcome => &record.body["scan"]["id"],
+                // Partition by partition: the subject makes the difference.
+                RecordKind::Recovery => &record.body["lane"],
                 _ => return,
             };
             if args.subject.as_ref().is_some_and(|text| !record.subject.contains(text.as_str())) {
                 return;
             }
-            let id = format!("{} {}", record.id, scan.as_str().unwrap_or_default());
+            let mut id = format!("{} {}", record.id, scan.as_str().unwrap_or_default());
+            if record.kind == RecordKind::Recovery {
+                id.push_str(&record.subject);
+            }
             let first = *begun.entry(id.clone()).or_insert(record.at_ms);
             add(acts.entry((first, id)).or_default(), &record);
         })?;
@@ -108,6 +113,12 @@ fn add(act: &mut Act, record: &Record) {
         act.executor = text(&record.body["executor"]);
         act.freed = record.body["freed"].as_array().map_or(0, |freed| freed.len() as u64);
         act.bytes = record.body["freed_bytes"].as_i64().unwrap_or(0);
+    } else if record.kind == RecordKind::Recovery {
+        "recover".clone_into(&mut act.verdict);
+        act.status = text(&record.body["state"]);
+        act.executor = text(&record.body["finisher"]);
+        act.freed = record.body["segments"].as_u64().unwrap_or(0);
+        act.bytes = record.body["cut_bytes"].as_i64().unwrap_or(0);
     } else if act.status.is_empty() {
         act.verdict = text(&record.body["decision"]["verdict"]);
         "under way".clone_into(&mut act.status);
@@ -167,6 +178,24 @@ fn tell(record: &Record, trace_link: Option<&str>) {
                 line(name, &body[name]);
             }
             line("after", &body["after"]["ledgers"]);
+        }
+        RecordKind::Recovery => {
+            let names = [
+                "state",
+                "host",
+                "segments",
+                "log_start",
+                "log_end",
+                "cut_bytes",
+                "cuts",
+                "cut_folder",
+                "warnings",
+                "errors",
+                "finisher",
+            ];
+            for name in names {
+                line(name, &body[name]);
+            }
         }
         _ => line("says", body),
     }

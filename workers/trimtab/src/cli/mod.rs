@@ -7,6 +7,7 @@ mod misc;
 mod plan;
 mod protect;
 mod recover;
+mod recovery;
 mod roles;
 mod run;
 mod runtime;
@@ -120,12 +121,8 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
     match command {
         Command::Plan(plan) => plan::plan(context, plan).await,
         Command::Apply(apply) => plan::apply(context, apply).await,
-        Command::Recover(recover) => {
-            // Blocking work from its first to its last byte: a thread of its own, not one of the runtime's.
-            let json = context.json();
-            let code = tokio::task::spawn_blocking(move || recover::run(&recover, json)).await?;
-            Ok(Exit::from_recovery(code.map_err(|e| anyhow::Error::from(Usage(format!("{e:#}"))))?))
-        }
+        Command::Recover(recover) => recover::run(context, recover).await.map(Exit::from_recovery),
+        Command::Recovery(recovery) => recovery::run(context, recovery).await,
         Command::Snapshot(snapshot) => plan::snapshot(context, snapshot).await,
         Command::Run(run) => run::run(context, run).await,
         Command::Scan(scan) => run::scan(context, scan).await,

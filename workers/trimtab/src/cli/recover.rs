@@ -1,24 +1,42 @@
 //! `trimtab recover`: recovers the log dirs of a stopped Kafka broker before it starts again.
 //!
-//! Calls the recovery library in this process, without a bus. Progress goes to standard error (bars on a terminal, plain
-//! lines otherwise), the result to standard output.
+//! Calls the recovery library in this process; with --nats, workers elsewhere verify segments for it. Progress goes to standard
+//! error (bars on a terminal, plain lines otherwise), the result to standard output.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use futures::{StreamExt, TryStreamExt};
 use indicatif::{HumanBytes, HumanDuration, MultiProgress, ProgressBar, ProgressStyle};
+use tokio_util::sync::CancellationToken;
+use trimtab_events::{Event, Trace};
 use trimtab_recovery::{
-    CutPolicy, DirProgress, DirReport, DirState, Options, Outcome, PartitionState, Properties, RunReport, Settings,
-    Stop,
+    CutPolicy, DirProgress, DirReport, DirState, Options, Outcome, PartitionReport, PartitionState, Properties,
+    RunReport, Settings, Stop,
 };
+
+use super::runtime::{self, Wires};
+use super::{Context as CommandContext, Usage, roles};
+use crate::clock::{Clock, timestamp};
+use crate::http::{self, Served};
+use crate::metrics::RecoveryMetrics;
+use crate::recovery::{LogDirLane, OverBus, OverOptions, Run, Segments, outcomes, this_host};
+use crate::sign::{Signer, Trusted};
+use crate::workers::source;
 
 /// How often a plain progress line is written when standard error is no terminal.
 const PLAIN_EVERY: Duration = Duration::from_secs(1);
+/// How long reaching NATS may take before the log dirs are recovered without.
+const REACH_BUS: Duration = Duration::from_secs(15);
+/// How long telling the audit may take: the broker waits.
+const TELL: Duration = Duration::from_secs(15);
+const TOLD_AT_ONCE: usize = 64;
 
 /// Recover the log dirs of a stopped Kafka broker, in parallel, so that it starts as after a clean stop.
 ///
@@ -63,27 +81,209 @@ pub struct RecoverArgs {
     /// Cut a segment at an offset that does not fit it, instead of refusing the partition
     #[arg(long)]
     pub truncate_overflow: bool,
+    /// Let workers (`trimtab recovery`) verify segments too, over NATS at this address
+    #[arg(long, value_name = "URL", requires = "trust_worker")]
+    pub nats: Option<String>,
+    /// Serve progress as metrics here while it runs (127.0.0.1:8222)
+    #[arg(long, value_name = "ADDRESS")]
+    pub http: Option<SocketAddr>,
+    /// With --nats: what it shares with workers.
+    #[command(flatten)]
+    pub shared: SharedArgs,
+    /// With --nats: public key of a worker whose reports are believed; may be repeated
+    #[arg(long, value_name = "KEY", requires = "nats")]
+    pub trust_worker: Vec<String>,
 }
 
-/// Runs the command and returns its exit code. With `json` the report is one JSON document on standard output.
+/// What the two sides of a recovery over NATS must agree on, and their keys.
+#[derive(Args, Clone, Debug, Default)]
+pub struct SharedArgs {
+    /// File with this process's signing seed
+    #[arg(long, value_name = "FILE")]
+    pub seed_file: Option<PathBuf>,
+    /// Folder for what workers build; the same for `recover` and its workers [default: DIR.trimtab-images beside each log dir]
+    #[arg(long, value_name = "DIR")]
+    pub side_dir: Option<PathBuf>,
+    /// Name of the host, the same for `recover` and its workers [default: the kernel's boot id]
+    #[arg(long, value_name = "NAME")]
+    pub host: Option<String>,
+}
+
+impl SharedArgs {
+    /// The lanes of log dirs that a broker has used.
+    pub(super) fn lanes<'a>(&self, dirs: impl IntoIterator<Item = &'a PathBuf>) -> Result<Vec<LogDirLane>> {
+        let host = self.host.clone().map_or_else(this_host, Ok)?;
+        let lanes = dirs.into_iter().map(|dir| LogDirLane::of(dir, &host, self.side_dir.as_deref()));
+        Ok(lanes.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+    }
+}
+
+/// Runs the command and returns its exit code. With `--output json` the report is one JSON document on standard output.
 ///
 /// # Errors
 /// When flags or the properties file cannot be used (wrong usage, exit code 2). What happens to the log dirs is in the
 /// output and the exit code.
-pub(crate) fn run(args: &RecoverArgs, json: bool) -> Result<u8> {
-    let (options, limit) = options(args)?;
+pub(crate) async fn run(context: &CommandContext, args: RecoverArgs) -> Result<u8> {
+    let usage = |e: anyhow::Error| anyhow::Error::from(Usage(format!("{e:#}")));
+    let (options, limit) = options(&args).map_err(usage)?;
     let stop = Stop::at(limit.map(|limit| Instant::now() + limit));
     stop_on_signals(&stop);
-    let display = Display::new();
-    let report = trimtab_recovery::recover(&options, &stop, &|progress| display.show(progress))
-        .context("recovery was not started")?;
-    display.finish();
+    let metrics = Arc::new(RecoveryMetrics::new());
+    let ended = CancellationToken::new();
+    let _ended = ended.clone().drop_guard();
+    if let Some(address) = args.http {
+        let (listener, got) = http::listen(address).await.map_err(|e| usage(e.into()))?;
+        tracing::info!(address = %got, "health and metrics");
+        let served = Served { registry: context.registry.clone(), checks: Vec::new(), triggers: None, token: None };
+        tokio::spawn(http::serve(listener, served, ended.clone()));
+    }
+    let workers = match &args.nats {
+        Some(url) => workers(context, &args, &options, url).await?,
+        None => None,
+    };
+    let over = workers.as_ref().map(Workers::over_bus);
+    let segments = Arc::new(Segments::new(options.threads, over, metrics.clone()));
+    let listening = tokio::spawn(segments.clone().listen(ended.clone()));
+    let started_ms = Clock::system().now_ms();
+    let json = context.json();
+    // Blocking work from its first to its last byte: a thread of its own, not one of the runtime's.
+    let report = {
+        let (segments, metrics) = (segments.clone(), metrics.clone());
+        tokio::task::spawn_blocking(move || {
+            let display = Display::new();
+            let observer = |progress: &[DirProgress]| {
+                metrics.progress(progress);
+                display.show(progress);
+            };
+            let report = trimtab_recovery::recover_with(&options, &stop, &observer, segments.as_ref());
+            display.finish();
+            report.context("recovery was not started")
+        })
+        .await?
+        .map_err(usage)?
+    };
+    metrics.ended(outcome_name(report.outcome));
+    ended.cancel();
+    let _ = listening.await;
     if json {
         println!("{}", serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?);
     } else {
         print_report(&report);
     }
+    if let Some(workers) = workers {
+        if !json {
+            println!("{} segments were verified by workers", segments.elsewhere());
+        }
+        workers.finish(&report, started_ms, &segments).await;
+    }
     Ok(exit_code(report.outcome))
+}
+
+/// The way to workers, and what is told over it in the end.
+struct Workers {
+    wires: Wires,
+    lanes: Vec<LogDirLane>,
+    trusted: Trusted,
+    signer: Signer,
+    instance: String,
+}
+
+/// Reaches the bus. Whatever it lacks, the log dirs can be recovered without it: the broker's start must not depend on NATS.
+async fn workers(
+    context: &CommandContext,
+    args: &RecoverArgs,
+    options: &Options,
+    url: &str,
+) -> Result<Option<Workers>> {
+    let mut config = context.global.config()?;
+    config.nats.url = Some(url.to_owned());
+    config.keys.seed_file = args.shared.seed_file.clone().or(config.keys.seed_file);
+    let signer = roles::signer(&config, "finisher")?;
+    let trusted = Trusted::new(args.trust_worker.iter().cloned()).map_err(|e| Usage(e.to_string()))?;
+    let lanes = match args.shared.lanes(options.dirs.iter().chain(&options.optional_dirs)) {
+        Ok(lanes) => lanes,
+        Err(error) => {
+            tracing::warn!(error = format!("{error:#}"), "no worker can be asked; recovering without them");
+            return Ok(None);
+        }
+    };
+    let instance = runtime::instance();
+    let reached = tokio::time::timeout(REACH_BUS, runtime::wires(&config, &instance)).await;
+    match reached {
+        Ok(Ok(wires)) => Ok(Some(Workers { wires, lanes, trusted, signer, instance })),
+        Ok(Err(error)) if error.downcast_ref::<Usage>().is_some() => Err(error),
+        Ok(Err(error)) => {
+            tracing::warn!(url, error = format!("{error:#}"), "NATS cannot be used; recovering without workers");
+            Ok(None)
+        }
+        Err(_) => {
+            tracing::warn!(url, "NATS does not answer; recovering without workers");
+            Ok(None)
+        }
+    }
+}
+
+impl Workers {
+    fn over_bus(&self) -> OverBus {
+        OverBus {
+            bus: self.wires.bus.clone(),
+            runtime: tokio::runtime::Handle::current(),
+            lanes: self.lanes.clone(),
+            trusted: self.trusted.clone(),
+            instance: self.instance.clone(),
+            clock: Clock::system(),
+            options: OverOptions::default(),
+        }
+    }
+
+    /// Tells the audit what came of it and clears up. The log dirs are done: nothing here changes how the run ended.
+    async fn finish(self, report: &RunReport, started_ms: i64, segments: &Segments) {
+        for lane in &self.lanes {
+            lane.clean();
+        }
+        if !report.check
+            && let Err(error) = self.tell(report, started_ms, segments).await
+        {
+            tracing::warn!(error = format!("{error:#}"), "what came of the recovery was not told to the audit");
+        }
+        #[cfg(feature = "nats")]
+        if let Some(nats) = &self.wires.nats {
+            let _ = nats.flush().await;
+        }
+    }
+
+    async fn tell(&self, report: &RunReport, started_ms: i64, segments: &Segments) -> Result<()> {
+        let now_ms = Clock::system().now_ms();
+        let run = Run {
+            id: uuid::Uuid::now_v7(),
+            host: runtime::host(),
+            finisher: self.instance.clone(),
+            started_ms,
+            ended_ms: now_ms,
+        };
+        let trace_of = |dir: &DirReport, partition: &PartitionReport| segments.trace_of(&dir.path, &partition.folder);
+        let told = outcomes(&run, report, &self.lanes, trace_of).into_iter().map(|outcome| async {
+            let (source, at) = (source("finisher", &self.instance), timestamp(now_ms));
+            let id = format!("{}/{}/{}", run.id, outcome.lane, outcome.folder.as_deref().unwrap_or_default());
+            let lane = outcome.lane.clone();
+            let mut event = Event::new(id, &source, &lane, at, Trace::default(), outcome)?;
+            self.signer.sign(&mut event)?;
+            self.wires.bus.publish(&event).await?;
+            anyhow::Ok(())
+        });
+        let all = futures::stream::iter(told).buffer_unordered(TOLD_AT_ONCE).try_collect::<Vec<()>>();
+        tokio::time::timeout(TELL, all).await.context("not within the time for it")?.map(drop)
+    }
+}
+
+fn outcome_name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::NothingToDo => "nothing-to-do",
+        Outcome::Recovered => "recovered",
+        Outcome::Failed => "failed",
+        Outcome::Stopped => "stopped",
+        Outcome::Refused => "refused",
+    }
 }
 
 fn exit_code(outcome: Outcome) -> u8 {
@@ -172,16 +372,16 @@ struct Display {
     state: Mutex<Shown>,
 }
 
-#[derive(Default)]
 struct Shown {
     bars: BTreeMap<PathBuf, ProgressBar>,
-    last_line: Option<Instant>,
+    /// When lines were last written; in the beginning, when it began.
+    last_lines: Instant,
 }
 
 impl Display {
     fn new() -> Self {
         let bars = std::io::stderr().is_terminal().then(MultiProgress::new);
-        Self { bars, state: Mutex::default() }
+        Self { bars, state: Mutex::new(Shown { bars: BTreeMap::new(), last_lines: Instant::now() }) }
     }
 
     fn show(&self, progress: &[DirProgress]) {
@@ -201,9 +401,8 @@ impl Display {
                 }
             }
             None => {
-                let due = state.last_line.get_or_insert_with(Instant::now);
-                if due.elapsed() >= PLAIN_EVERY {
-                    *due = Instant::now();
+                if state.last_lines.elapsed() >= PLAIN_EVERY {
+                    state.last_lines = Instant::now();
                     for dir in progress {
                         eprintln!("{}: {}", dir.path.display(), progress_text(dir));
                     }

@@ -82,7 +82,7 @@ impl Process {
         Out::new(self.wires.bus.clone())
     }
 
-    fn start(&self, worker: Arc<dyn worker::Worker>, at_once: usize) {
+    pub(crate) fn start(&self, worker: Arc<dyn worker::Worker>, at_once: usize) {
         let options = LoopOptions { at_once, ..LoopOptions::default() };
         let bus: Arc<dyn Bus> = self.wires.bus.clone();
         self.tasks.spawn(worker::run(worker, bus, options, self.metrics.clone(), self.stop.clone()));

@@ -194,9 +194,13 @@ pub(crate) fn journal(config: &Config, name: &str, clock: Clock) -> anyhow::Resu
 
 /// A name for this process in records: host and process id.
 pub(crate) fn instance() -> String {
+    format!("{}-{}", host(), std::process::id())
+}
+
+/// The host's name.
+pub(crate) fn host() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = if host.trim().is_empty() { "host" } else { host.trim() };
-    format!("{host}-{}", std::process::id())
+    if host.trim().is_empty() { "host".to_owned() } else { host.trim().to_owned() }
 }
 
 /// A bus and a store, and whatever keeps them going.

@@ -1,4 +1,5 @@
-//! Records what came of decisions and scans, and counts it for each scan. Believes only what a trusted executor signed.
+//! Records what came of decisions, scans and recoveries, and counts the first for each scan. Believes only what a trusted executor
+//! (or finisher of a recovery) signed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -48,6 +49,9 @@ impl Audit {
             RecordKind::Scan | RecordKind::Notice => {
                 recorded.insert(record.id);
             }
+            RecordKind::Recovery => {
+                recorded.insert(key_of_recovery(&record.body));
+            }
             RecordKind::Outcome if outcomes => {
                 recorded.insert(key_of_outcome(&record.body));
             }
@@ -73,6 +77,12 @@ fn key_of_outcome(body: &serde_json::Value) -> String {
     let part = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let parts = [&body["decision"], &body["scan"]["id"], &body["executor"], &body["started_ms"]];
     parts.map(part).join("/")
+}
+
+/// One partition or log dir of a run.
+fn key_of_recovery(body: &serde_json::Value) -> String {
+    let part = |name: &str| body[name].as_str().unwrap_or_default().to_owned();
+    [part("run"), part("lane"), part("folder")].join("/")
 }
 
 impl Worker for Audit {
@@ -128,6 +138,20 @@ impl Worker for Audit {
                         body: serde_json::to_value(&report).map_err(|e| Failure::new(Class::Bug, e))?,
                     };
                     self.once(report.scan.id.to_string(), entry).await
+                }
+                Body::RecoveryOutcome(outcome) => {
+                    self.trusted.check(event).map_err(|e| Failure::new(Class::Refused, e))?;
+                    let body = serde_json::to_value(&outcome).map_err(|e| Failure::new(Class::Bug, e))?;
+                    let key = key_of_recovery(&body);
+                    let folder = outcome.folder.iter().map(|folder| format!("/{folder}"));
+                    let entry = Entry {
+                        kind: RecordKind::Recovery,
+                        id: outcome.run.to_string(),
+                        subject: outcome.log_dir + &folder.collect::<String>(),
+                        trace_id: outcome.trace_id,
+                        body,
+                    };
+                    self.once(key, entry).await
                 }
                 _ => Err(Failure::new(Class::Invalid, "the audit takes outcomes, notices and scan reports only")),
             }

@@ -3,11 +3,13 @@
 mod audit;
 mod decider;
 mod executor;
+mod recovery;
 mod scanner;
 
 pub use audit::Audit;
 pub use decider::Decider;
 pub use executor::{Executor, ExecutorParts};
+pub use recovery::{RecoveryParts, RecoveryWorker};
 pub(crate) use scanner::{SHARD_TRIES, count, count_subscriber, reads};
 pub use scanner::{Scanner, ScannerParts};
 
