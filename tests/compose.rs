@@ -1,5 +1,6 @@
 //! The compose file that people try trimtab with, judged by Compose itself.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -26,7 +27,7 @@ fn services() -> Vec<(String, Value)> {
 #[test]
 #[ignore = "needs python3 with pip"]
 fn compose_accepts_the_file_under_every_profile() {
-    for profiles in [&[][..], &["*"], &["roles"], &["pulsar"], &["jaeger"]] {
+    for profiles in [&[][..], &["*"], &["roles"], &["pulsar"], &["kafka"], &["jaeger"]] {
         let mut args: Vec<&str> = profiles.iter().flat_map(|p| ["--profile", p]).collect();
         args.extend(["config", "--quiet"]);
         let out = compose(&file(), &args);
@@ -67,8 +68,8 @@ fn services_are_pinned_and_watched_and_open_to_nobody_else() {
             let (_, tag) = image.rsplit_once(':').unwrap_or_else(|| panic!("{name} has no tag"));
             assert!(tag.starts_with(|c: char| c.is_ascii_digit()), "{name}: {image}");
         }
-        // one runs to its end, the other has nothing to ask with
-        if !["pulsar-init", "jaeger"].contains(&name.as_str()) {
+        // three run to their end, the other has nothing to ask with
+        if !["pulsar-init", "kafka-volume", "kafka-recover", "jaeger"].contains(&name.as_str()) {
             assert!(service["healthcheck"]["test"].is_array(), "{name} has no health check");
         }
         for port in service["ports"].as_array().into_iter().flatten() {
@@ -78,6 +79,84 @@ fn services_are_pinned_and_watched_and_open_to_nobody_else() {
             assert_ne!(how["condition"], "service_started", "{name} does not wait until {on} is ready");
         }
     }
+}
+
+/// What the file has Kafka and the recovery before it read.
+fn kafka_properties() -> String {
+    let out = compose(&file(), &["--profile", "*", "config", "--format", "json"]);
+    let all: Value = serde_json::from_slice(&out.stdout).unwrap();
+    all["configs"]["kafka"]["content"].as_str().unwrap().to_owned()
+}
+
+#[test]
+#[ignore = "needs python3 with pip"]
+fn kafka_starts_after_its_log_dirs_are_recovered_and_never_without() {
+    let all: BTreeMap<String, Value> = services().into_iter().collect();
+    let (volume, recover, kafka) = (&all["kafka-volume"], &all["kafka-recover"], &all["kafka"]);
+    let ended = "service_completed_successfully";
+    assert_eq!(kafka["depends_on"].as_object().unwrap().len(), 1);
+    assert_eq!(kafka["depends_on"]["kafka-recover"]["condition"], ended);
+    assert_eq!(recover["depends_on"].as_object().unwrap().len(), 1, "it waits for nothing that may be down");
+    assert_eq!(recover["depends_on"]["kafka-volume"]["condition"], ended);
+    // A restart policy would start the broker past the recovery.
+    for service in [volume, recover, kafka] {
+        assert_eq!(service["restart"], "no");
+    }
+    assert_eq!((&recover["image"], &recover["user"]), (&"trimtab".into(), &"1000:1000".into()));
+    let mount = |service: &Value| service["volumes"][0].clone();
+    assert_eq!(mount(recover), mount(kafka), "the same volume in the same place");
+    assert_eq!(mount(volume), mount(kafka));
+    // Both read the same properties.
+    let config = |service: &Value| service["configs"][0]["source"].clone();
+    assert_eq!((config(recover), config(kafka)), ("kafka".into(), "kafka".into()));
+    let at = recover["configs"][0]["target"].as_str().unwrap();
+    let command: Vec<&str> = recover["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    assert!(command.windows(2).any(|pair| pair == ["--properties", at]), "{command:?}");
+    // The log dir lies below the mount point: beside it there is room for what is cut.
+    let properties = kafka_properties();
+    let dirs = trimtab_recovery::Properties::parse(&properties).log_dirs();
+    let target = mount(kafka)["target"].as_str().unwrap().to_owned();
+    assert!(!dirs.is_empty() && dirs.iter().all(|dir| dir.parent() == Some(Path::new(&target))), "{dirs:?}");
+    // A volume that no broker has used yet is no reason not to start one.
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("server.properties");
+    std::fs::write(&own, properties.replace(&target, &folder.path().display().to_string())).unwrap();
+    let mut words: Vec<String> = command.iter().map(|word| (*word).to_owned()).collect();
+    for word in words.iter_mut().filter(|word| *word == at) {
+        *word = own.display().to_string();
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let ended = trimtab_tests::trimtab::run(folder.path(), &words).exits(0);
+    assert!(ended.out.contains("nothing to do"), "{ended:?}");
+}
+
+/// A real broker with the file's settings, killed, recovered with the file's command, and started again.
+#[test]
+#[ignore = "needs Kafka, python3 with pip"]
+fn a_broker_with_the_settings_of_the_file_is_recovered_before_its_start() {
+    use trimtab_tests::kafka::KafkaRig;
+    let properties = kafka_properties();
+    let mut builder = KafkaRig::builder();
+    // All but the addresses and folders, which are the rig's here.
+    let own = ["listener", "advertised", "controller.", "inter.broker", "log.dirs", "#"];
+    for line in properties.lines().filter(|line| !own.iter().any(|prefix| line.starts_with(prefix))) {
+        builder = builder.setting(line);
+    }
+    let mut rig = builder.start().unwrap();
+    let mut client = rig.client().unwrap();
+    client.run("create t 2").unwrap();
+    client.run("fill t 2 none 1000000 500 8192 1").unwrap();
+    rig.kill9().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("server.properties");
+    let dir = rig.log_dir().display().to_string();
+    std::fs::write(&own, properties.replace("/var/lib/kafka/data/logs", &dir)).unwrap();
+    let own = own.display().to_string();
+    let ended = trimtab_tests::trimtab::run(folder.path(), &["recover", "--properties", &own]).exits(0);
+    assert!(ended.out.contains(&format!("{dir}: recovered")), "{ended:?}");
+    rig.start().unwrap();
+    let log = std::fs::read_to_string(rig.log()).unwrap();
+    assert!(log.contains("Skipping recovery of "), "{log}");
 }
 
 #[test]
