@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use trimtab_bus::{BusError, Document, Expect, Store};
-use trimtab_events::{Outcome, Proposed, ScanRef, ScanReport, Scope, Status, key_of, shard_of};
+use trimtab_events::{Outcome, Proposed, ScanRef, ScanReport, Scope, Status, Verdict, key_of, shard_of};
 use trimtab_targets::Class;
 use uuid::Uuid;
 
@@ -78,6 +78,9 @@ pub struct Tally {
     pub ledgers: u64,
     /// Bytes freed, one replica.
     pub bytes: i64,
+    /// Subscribers that were announced to be acted on.
+    #[serde(default)]
+    pub announced: u64,
     /// The first few that are not done, for a person.
     pub problems: Vec<String>,
 }
@@ -293,6 +296,11 @@ impl Scans {
                 return false;
             }
             let tally = &mut part.tally;
+            // An announcement is none of the acts that the scan proposes.
+            if outcome.verdict == Verdict::Mark {
+                tally.announced += 1;
+                return true;
+            }
             *tally.statuses.entry(outcome.status.name().to_owned()).or_default() += 1;
             tally.ledgers += outcome.freed.len() as u64;
             tally.bytes += outcome.freed_bytes;
@@ -317,6 +325,7 @@ impl Scans {
             for (status, count) in tally.statuses {
                 *all.statuses.entry(status).or_default() += count;
             }
+            all.announced += tally.announced;
             all.ledgers += tally.ledgers;
             all.bytes += tally.bytes;
             all.problems.extend(tally.problems);

@@ -158,7 +158,7 @@ impl<'f> Assembler<'f> {
             }
             Place::Hosts => drop(self.hosts.get_or_insert_default()),
             Place::Host(host) => {
-                { self.hosts.get_or_insert_default().insert(host.to_owned(), node.stat.created_zxid); }
+                self.hosts.get_or_insert_default().insert(host.to_owned(), node.stat.created_zxid);
             }
             Place::Topics => self.names.0 = Some(node.stat.children),
             Place::Name(name) => {

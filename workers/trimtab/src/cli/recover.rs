@@ -134,7 +134,13 @@ pub(crate) async fn run(context: &CommandContext, args: RecoverArgs) -> Result<u
     if let Some(address) = args.http {
         let (listener, got) = http::listen(address).await.map_err(|e| usage(e.into()))?;
         tracing::info!(address = %got, "health and metrics");
-        let served = Served { registry: context.registry.clone(), checks: Vec::new(), triggers: None, token: None };
+        let served = Served {
+            registry: context.registry.clone(),
+            checks: Vec::new(),
+            triggers: None,
+            wishes: None,
+            token: None,
+        };
         tokio::spawn(http::serve(listener, served, ended.clone()));
     }
     let workers = match &args.nats {

@@ -77,7 +77,7 @@ pub(crate) async fn run(context: &Context, args: RecoveryArgs) -> anyhow::Result
         tracing::info!(dir = %lane.dir.display(), lane = lane.lane, "verifying segments of this log dir");
         process.start(Arc::new(RecoveryWorker::new(lane, parts.clone())), threads);
     }
-    process.start_http(context.registry.clone(), None).await?;
+    process.start_http(context.registry.clone(), None, None).await?;
     tracing::info!(role = "recovery", instance = process.instance, threads, "running");
     process.stop.cancelled().await;
     process.finish().await;

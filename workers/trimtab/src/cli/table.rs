@@ -144,6 +144,9 @@ pub(crate) fn tally(tally: &Tally) -> String {
     let statuses: Vec<String> = tally.statuses.iter().map(|(status, n)| format!("{n} {status}")).collect();
     let statuses = if statuses.is_empty() { "nothing was to be done".to_owned() } else { statuses.join(", ") };
     let mut text = format!("{statuses}; {} ledgers are gone, {} (one replica)", tally.ledgers, show_bytes(tally.bytes));
+    if tally.announced > 0 {
+        text += &format!("\n{} stale subscribers were announced", tally.announced);
+    }
     for problem in &tally.problems {
         text += &format!("\n  {problem}");
     }
