@@ -182,6 +182,15 @@ impl Bus for FaultyBus {
         })
     }
 
+    fn take_lane<'a>(&'a self, role: Role, lane: &'a str) -> BoxFuture<'a, Result<Delivery, BusError>> {
+        Box::pin(async move {
+            let label = format!("bus.take_lane.{}", role.name());
+            let taken = self.call(label, self.bus.take_lane(role, lane)).await?;
+            let settle = FaultySettle { settle: taken.settle, role, points: self.points.clone() };
+            Ok(Delivery { settle: Box::new(settle), ..taken })
+        })
+    }
+
     fn depth(&self, role: Role) -> BoxFuture<'_, Result<u64, BusError>> {
         Box::pin(self.call("bus.depth".to_owned(), self.bus.depth(role)))
     }
