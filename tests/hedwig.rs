@@ -2,6 +2,8 @@
 
 #[path = "hedwig/acts.rs"]
 mod acts;
+#[path = "hedwig/fixture.rs"]
+mod fixture;
 #[path = "hedwig/region.rs"]
 mod region;
 #[path = "hedwig/wire.rs"]

@@ -28,7 +28,7 @@ async fn who_is_idle_is_freed_and_who_is_online_is_left_alone() {
         assert_eq!((before.ledgers.len(), before.last_closed()), (13, 240), "{topic}");
         let (outcome, visit) = ours.consume(topic, "idle", None).await;
         assert_eq!(outcome, Outcome::Consumed, "{topic} {visit:?}");
-        assert_eq!((visit.stood_at, visit.to), (Some(0), Some(240)));
+        assert_eq!((visit.stood_at, visit.to.map(|to| to.entry)), (Some(0), Some(240)));
         assert!(visit.held.unwrap() < Duration::from_millis(500), "{visit:?}");
         let after = hands.wait_for(topic, SOON, |shown| shown.ledgers.len() == 1).unwrap();
         assert_eq!(after.subscribers["idle"].0, 240);

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
-use trimtab_events::{Evidence, Seen};
+use trimtab_events::{Evidence, Position, Seen};
 
 use super::client::{AttachError, Attached, Ending, First, Hubs};
 use super::inventory::{HedwigInventory, Ownership, Release};
-use super::topic::{Ledgers, TopicSubscriber};
+use super::topic::{Ledgers, Settings, TopicSubscriber, signed};
 use super::znodes::{HubAddress, MessageId, Subscription};
 use crate::error::{Class, Result, TargetError};
 use crate::{Pace, Permit};
@@ -145,8 +145,8 @@ pub struct Visit {
     pub held: Option<Duration>,
     /// Where the hub stood with it.
     pub stood_at: Option<u64>,
-    /// Up to where it was to consume.
-    pub to: Option<u64>,
+    /// Up to where it was asked to consume: the ledger, and the last message in it.
+    pub to: Option<Position>,
     /// The version of its node that we caused, if it is certain that nobody else did.
     pub written: Option<Seen>,
     /// What else a person should know.
@@ -246,14 +246,18 @@ impl HedwigAct {
         let since = Instant::now();
         let ended = self.hold(what, attached, visit).await;
         visit.held = Some(since.elapsed());
-        let (ending, end) = ended?;
+        let (ending, target) = ended?;
         let doubt = match ending {
             Ending::Lost(why) | Ending::Refused(why) => return Ok(Outcome::Lost(why)),
             Ending::Closed => None,
             Ending::Uncertain(why) => Some(why),
         };
-        visit.to = Some(end.local());
-        Ok(self.judged(what, &end, doubt, visit).await)
+        visit.to = Some(Position { ledger: target.ledger, entry: signed(target.end.local()) });
+        Ok(self.judged(what, target.end.local(), doubt, visit).await)
+    }
+
+    pub(super) fn settings(&self) -> &Settings {
+        self.inventory.settings()
     }
 
     fn doing(&self, what: &Move<'_>) -> String {
@@ -311,7 +315,7 @@ impl HedwigAct {
     }
 
     /// Looks at the subscriber and the ledgers, and says how far it may be moved from where the hub stands, if that is known yet.
-    async fn target(&self, what: &Move<'_>, stands: Option<u64>) -> std::result::Result<MessageId, Stop> {
+    async fn target(&self, what: &Move<'_>, stands: Option<u64>) -> std::result::Result<Target, Stop> {
         let (ledgers, subscriber) = self.inventory.standing(what.topic, what.subscriber).await?;
         let interval = self.inventory.settings().consume_interval;
         Ok(judge_target(what, &ledgers, subscriber, stands, interval)?)
@@ -339,7 +343,7 @@ impl HedwigAct {
         what: &Move<'_>,
         attached: Attached,
         visit: &mut Visit,
-    ) -> std::result::Result<(Ending, MessageId), Stop> {
+    ) -> std::result::Result<(Ending, Target), Stop> {
         let (attached, stands) = match attached.first(self.options.first_delivery).await {
             First::Delivered(attached, id) => (attached, Some(id - 1)),
             First::Lost(why) => return Err(Outcome::Lost(why).into()),
@@ -361,7 +365,7 @@ impl HedwigAct {
             Err(_) => Err(Outcome::Lost("the metadata was not read in time".to_owned()).into()),
         };
         match target {
-            Ok(end) => Ok((attached.consume_and_close(&end).await, end)),
+            Ok(target) => Ok((attached.consume_and_close(&target.end).await, target)),
             Err(stop) => {
                 attached.detach().await;
                 Err(stop)
@@ -370,7 +374,7 @@ impl HedwigAct {
     }
 
     /// Judges by the subscriber's node what became of a request that was sent.
-    async fn judged(&self, what: &Move<'_>, end: &MessageId, doubt: Option<String>, visit: &mut Visit) -> Outcome {
+    async fn judged(&self, what: &Move<'_>, to: u64, doubt: Option<String>, visit: &mut Visit) -> Outcome {
         let deadline = Instant::now() + self.options.shown_within;
         let mut wait = Duration::from_millis(5);
         let (found, shown) = loop {
@@ -386,7 +390,7 @@ impl HedwigAct {
                     let Some(doubt) = doubt else { return Outcome::InMemoryOnly };
                     return Outcome::Uncertain(format!("{doubt}; its node has not changed"));
                 }
-                (Evidence::Present(now), false) => break (found.seen, shown(what, end.local(), now, found.seen)),
+                (Evidence::Present(now), false) => break (found.seen, shown(what, to, now, found.seen)),
                 (_, false) => return Outcome::Uncertain("its node cannot be read any more".to_owned()),
             }
             wait = (wait * 2).min(Duration::from_millis(500));
@@ -404,7 +408,14 @@ impl HedwigAct {
     }
 }
 
-/// Judges what was read of a subscriber and its topic's ledgers: the message up to which it may be moved. `stands` is where the hub is
+/// The end of a closed range.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Target {
+    ledger: i64,
+    end: MessageId,
+}
+
+/// Judges what was read of a subscriber and its topic's ledgers: the end up to which it may be moved. `stands` is where the hub is
 /// with it, once it is attached.
 fn judge_target(
     what: &Move<'_>,
@@ -412,7 +423,7 @@ fn judge_target(
     subscriber: Option<TopicSubscriber>,
     stands: Option<u64>,
     consume_interval: u64,
-) -> std::result::Result<MessageId, Outcome> {
+) -> std::result::Result<Target, Outcome> {
     let subscriber = subscriber.ok_or(Outcome::Gone)?;
     if subscriber.seen != what.seen {
         return Err(Outcome::MovedOn);
@@ -436,11 +447,11 @@ fn judge_target(
         Some(stands) => stands,
         None => pointer,
     };
-    let (_, end) = ledgers.closed_up_to(what.up_to).ok_or(Outcome::NothingToFree)?;
+    let (range, end) = ledgers.closed_up_to(what.up_to).ok_or(Outcome::NothingToFree)?;
     match end.local().checked_sub(from) {
         None | Some(0) => Err(Outcome::NothingToFree),
         Some(gap) if gap < consume_interval => Err(Outcome::GapBelowInterval),
-        Some(_) => Ok(end.clone()),
+        Some(_) => Ok(Target { ledger: range.ledger, end: end.clone() }),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod act;
 pub mod client;
+mod effect;
 mod inventory;
 pub mod proto;
 mod scope;

@@ -159,7 +159,7 @@ pub(super) fn subscriber(id: &str, value: &[u8], stat: Stat) -> TopicSubscriber 
 }
 
 /// Numbers of messages are at most [`znodes::MAX_ID`].
-fn signed(id: u64) -> i64 {
+pub(super) fn signed(id: u64) -> i64 {
     i64::try_from(id).unwrap_or(i64::MAX)
 }
 
