@@ -70,11 +70,6 @@ impl Ours {
         let what = decided(&seen, subscriber, up_to);
         self.act.carry_out(&what, &self.permit).await
     }
-
-    /// Everything that a scan finds, by topic.
-    pub(crate) async fn scan(&self) -> Vec<SubscriberCandidate> {
-        scan(&*self.inventory).await
-    }
 }
 
 /// What would be decided on what was seen.
