@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -185,10 +185,7 @@ impl Client {
     }
 
     fn hear(&mut self, seconds: u64) -> Option<Command> {
-        match self.heard.recv_timeout(Duration::from_secs(seconds)) {
-            Ok(command) => Some(command),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.heard.recv_timeout(Duration::from_secs(seconds)).ok()
     }
 
     /// Waits for the answer to a request.
