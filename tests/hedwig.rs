@@ -6,5 +6,7 @@ mod acts;
 mod fixture;
 #[path = "hedwig/region.rs"]
 mod region;
+#[path = "hedwig/story.rs"]
+mod story;
 #[path = "hedwig/wire.rs"]
 mod wire;

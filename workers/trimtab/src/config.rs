@@ -28,6 +28,8 @@ pub struct Config {
     pub system: System,
     /// The Pulsar cluster.
     pub pulsar: PulsarConfig,
+    /// The region of Hedwig.
+    pub hedwig: HedwigConfig,
     /// Limits on operations and calls.
     pub limits: Limits,
     /// Limits on what one scan may have carried out.
@@ -70,6 +72,55 @@ pub enum System {
     /// Pulsar.
     #[default]
     Pulsar,
+    /// Hedwig.
+    Hedwig,
+}
+
+/// A region of Hedwig.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HedwigConfig {
+    /// Name of the target in events, records and rules.
+    pub name: String,
+    /// `zk://host:port,host:port/chroot`.
+    pub metadata: Option<String>,
+    /// The hubs' `zk_prefix`.
+    pub prefix: String,
+    /// The hubs' `region`.
+    pub region: String,
+    /// The hubs' `consume_interval`: a CONSUME over fewer messages is written down by none of them.
+    pub consume_interval: u64,
+    /// Subscribers of other regions' hubs (`__` and the region's name) whose region is gone for good. All others are never touched.
+    pub gone_regions: Vec<String>,
+    /// Hubs announce addresses that may not be reachable from here: `host:port` or `host` as announced, and what to use instead.
+    pub addresses: BTreeMap<String, String>,
+    /// Use the hubs' TLS ports, and trust the certificates of this PEM file, or what its authorities signed.
+    pub ca_file: Option<PathBuf>,
+    /// Use the hubs' TLS ports and trust whoever answers, as Hedwig's own clients do.
+    pub trust_anyone: bool,
+    /// How long a topic must have had its owner, or none, before anything is attached.
+    #[serde(with = "humantime_serde")]
+    pub settle: Duration,
+    /// Attachments started per second on each hub.
+    pub attach_rate: f64,
+}
+
+impl Default for HedwigConfig {
+    fn default() -> Self {
+        HedwigConfig {
+            name: "hedwig".to_owned(),
+            metadata: None,
+            prefix: "/hedwig".to_owned(),
+            region: "standalone".to_owned(),
+            consume_interval: 50,
+            gone_regions: Vec::new(),
+            addresses: BTreeMap::new(),
+            ca_file: None,
+            trust_anyone: false,
+            settle: Duration::from_secs(60),
+            attach_rate: 5.0,
+        }
+    }
 }
 
 /// Whether anything may be changed.
@@ -433,9 +484,10 @@ impl Config {
         };
         share("max_share", self.caps.max_share)?;
         share("max_shrink", self.caps.max_shrink)?;
-        let name = &self.pulsar.name;
-        if name.is_empty() || !name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
-            return Err(ConfigError(format!("pulsar.name is {name:?}; use lower-case letters, digits and -")));
+        for (system, name) in [("pulsar", &self.pulsar.name), ("hedwig", &self.hedwig.name)] {
+            if name.is_empty() || !name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
+                return Err(ConfigError(format!("{system}.name is {name:?}; use lower-case letters, digits and -")));
+            }
         }
         if let Some(listen) = self.http.listen.filter(|listen| !listen.ip().is_loopback())
             && self.http.token_file.is_none()
@@ -473,6 +525,7 @@ impl Config {
     pub fn target(&self) -> &str {
         match self.system {
             System::Pulsar => &self.pulsar.name,
+            System::Hedwig => &self.hedwig.name,
         }
     }
 

@@ -11,7 +11,7 @@ use super::Usage;
 use super::broker_conf;
 use super::recover::RecoverArgs;
 use super::recovery::RecoveryArgs;
-use crate::config::{Config, RunMode, parse_bytes};
+use crate::config::{Config, RunMode, System, parse_bytes};
 
 /// Gives back the storage that log and ledger based messaging systems never reclaim by themselves.
 #[derive(Debug, Parser)]
@@ -139,7 +139,7 @@ impl Command {
 /// Where a target is read from and how fast.
 #[derive(Debug, Default, ClapArgs)]
 pub struct SourceArgs {
-    /// Pulsar's metadata: zk://host:port,host:port/chroot
+    /// Where the metadata is: zk://host:port,host:port/chroot for Pulsar, hedwig+zk://host:port for a region of Hedwig
     #[arg(long, value_name = "ADDRESS")]
     pub from: Option<String>,
     /// Policies that topics set for themselves: JSON, topic → {"retention": [minutes, MB], "ttl": seconds}; taken to be
@@ -171,8 +171,18 @@ pub struct SourceArgs {
 
 impl SourceArgs {
     pub(crate) fn apply(&self, config: &mut Config) {
+        match self.from.as_deref().map(|from| (from, from.strip_prefix("hedwig+"))) {
+            Some((_, Some(region))) => {
+                config.system = System::Hedwig;
+                config.hedwig.metadata = Some(region.to_owned());
+            }
+            Some((from, None)) => {
+                config.system = System::Pulsar;
+                config.pulsar.metadata = Some(from.to_owned());
+            }
+            None => {}
+        }
         let pulsar = &mut config.pulsar;
-        set(&mut pulsar.metadata, &self.from);
         set(&mut pulsar.topic_policies_file, &self.topic_policies);
         set(&mut pulsar.token_file, &self.token_file);
         set(&mut pulsar.ca_file, &self.ca_file);

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use futures::StreamExt;
 use trimtab_events::{Outcome, PLAN_FORMAT, Plan, PlanItem, PlanTotals, ScanRef, Scope, Status};
 use trimtab_policy::Policy;
+use trimtab_targets::hedwig::HedwigSnapshot;
 use trimtab_targets::pulsar::snapshot::{Snapshot, write};
 use trimtab_targets::{Inventory, Mode};
 use uuid::Uuid;
@@ -17,7 +18,7 @@ use super::table::{self, Groups};
 use super::{Context, Exit, Usage, runtime};
 use crate::activity::Activity;
 use crate::clock::{Clock, ago, timestamp};
-use crate::config::{Config, show_bytes};
+use crate::config::{Config, System, show_bytes};
 use crate::plan::{Planned, Planning};
 use crate::scans::{Scans, over_caps};
 use crate::sign::{Signer, Trusted};
@@ -36,6 +37,11 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
     }
     let clock = Clock::system();
     let (inventory, taken_ms): (Arc<dyn Inventory>, Option<i64>) = match &args.snapshot {
+        Some(file) if config.system == System::Hedwig => {
+            let snapshot = HedwigSnapshot::open(file, runtime::hedwig_settings(&config))?;
+            let taken_ms = snapshot.header().taken_ms;
+            (Arc::new(snapshot), taken_ms)
+        }
         Some(file) => {
             let snapshot = Snapshot::open(file, runtime::settings(&config)?)?;
             let taken_ms = snapshot.header().taken_ms;

@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use futures::future::{BoxFuture, FutureExt};
 use trimtab_bus::{Bus, BusOptions, InProcess, SqliteStore, Store};
 use trimtab_events::{LedgerCandidate, Retention};
+use trimtab_targets::hedwig::{self, HedwigAct, HedwigInventory, HubOptions, Hubs, Trust};
 use trimtab_targets::pulsar::wire::TlsOptions;
 use trimtab_targets::pulsar::{
     ActOptions, Admin, AdminOptions, AskPolicies, Binary, BinaryOptions, PulsarAct, PulsarInventory, Settings,
@@ -36,7 +37,58 @@ pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyh
             let act = Arc::new(PulsarAct::new(admin, binary, inventory.clone(), options));
             Ok(Live { inventory, act, pace })
         }
+        System::Hedwig => hedwig_region(config).await,
     }
+}
+
+/// Connects to the configured region of Hedwig.
+async fn hedwig_region(config: &Config) -> anyhow::Result<Live> {
+    let region = &config.hedwig;
+    let (zk, pace) = reader(config, region.metadata.as_deref(), "hedwig").await?;
+    let inventory = Arc::new(HedwigInventory::new(zk, hedwig_settings(config)));
+    let tls = match (&region.ca_file, region.trust_anyone) {
+        (Some(_), true) => anyhow::bail!(Usage("hedwig.ca_file and hedwig.trust_anyone exclude each other".to_owned())),
+        (Some(file), false) => {
+            Some(Trust::Certificates(std::fs::read(file).with_context(|| format!("reading {}", file.display()))?))
+        }
+        (None, true) => Some(Trust::Anything),
+        (None, false) => None,
+    };
+    let hubs = Hubs::new(HubOptions { addresses: region.addresses.clone(), tls, ..HubOptions::default() })?;
+    let options = hedwig::ActOptions {
+        settle: region.settle,
+        attach_rate: region.attach_rate,
+        shown_within: config.limits.settle,
+        ..hedwig::ActOptions::default()
+    };
+    let act = Arc::new(HedwigAct::new(hubs, inventory.clone(), options)?);
+    Ok(Live { inventory, act, pace })
+}
+
+/// Where the region is, and what its hubs are set to.
+pub(crate) fn hedwig_settings(config: &Config) -> hedwig::Settings {
+    let region = &config.hedwig;
+    hedwig::Settings {
+        prefix: region.prefix.clone(),
+        region: region.region.clone(),
+        consume_interval: region.consume_interval,
+        gone_regions: region.gone_regions.iter().cloned().collect(),
+    }
+}
+
+/// A reader of a system's ZooKeeper, with its part of the limit.
+async fn reader(config: &Config, address: Option<&str>, system: &str) -> anyhow::Result<(Zk, Arc<Pace>)> {
+    let address = address.ok_or_else(|| {
+        let scheme = if system == "pulsar" { "zk" } else { "hedwig+zk" };
+        Usage(format!(
+            "no metadata address is known: give --from {scheme}://host:port, or set {system}.metadata in the configuration"
+        ))
+    })?;
+    let mut connection = Connection::parse(address).map_err(|e| Usage(e.to_string()))?;
+    secure(&mut connection, config)?;
+    let pace = Arc::new(Pace::new(config.limits.metadata_rate).map_err(|e| Usage(e.to_string()))?);
+    let options = ZkOptions { sessions: config.limits.sessions, window: config.limits.window, ..ZkOptions::default() };
+    Ok((Zk::connect(connection, options, pace.clone()).await?, pace))
 }
 
 /// A Pulsar cluster.
@@ -48,23 +100,13 @@ pub(crate) struct Pulsar {
 
 /// Connects to the configured Pulsar cluster.
 pub(crate) async fn pulsar(config: &Config, journal: Option<Arc<Journal>>) -> anyhow::Result<Pulsar> {
-    let address = config.pulsar.metadata.as_deref().ok_or_else(|| {
-        Usage(
-            "no metadata address is known: give --from zk://host:port, or set pulsar.metadata in the configuration"
-                .to_owned(),
-        )
-    })?;
-    let mut connection = Connection::parse(address).map_err(|e| Usage(e.to_string()))?;
-    secure(&mut connection, config)?;
-    let pace = Arc::new(Pace::new(config.limits.metadata_rate).map_err(|e| Usage(e.to_string()))?);
-    let options = ZkOptions { sessions: config.limits.sessions, window: config.limits.window, ..ZkOptions::default() };
+    let (zk, pace) = reader(config, config.pulsar.metadata.as_deref(), "pulsar").await?;
     let admin = Arc::new(Admin::new(admin_options(config)?)?);
     let ask = match (config.pulsar.ask_brokers, journal) {
         (true, Some(journal)) => Some(Arc::new(Asking { admin: admin.clone(), journal }) as Arc<dyn AskPolicies>),
         (true, None) => anyhow::bail!(Usage("--ask-brokers needs a record to keep the evidence in".to_owned())),
         (false, _) => None,
     };
-    let zk = Zk::connect(connection, options, pace.clone()).await?;
     let inventory = Arc::new(PulsarInventory::new(zk, settings(config)?, ask));
     Ok(Pulsar { inventory, admin, pace })
 }
