@@ -69,7 +69,8 @@ fn an_abandoned_subscriber_is_found_announced_and_moved() {
     // What the hub cannot do is said.
     let listed = run(state, &["audit", "list", "--output", "json"]).exits(0);
     let done = listed.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let done = done.filter(|r| r["verdict"] == "consume" && r["status"] == "done").last().unwrap();
+    let done: Vec<Value> = done.filter(|r| r["verdict"] == "consume" && r["status"] == "done").collect();
+    let done = done.last().unwrap();
     let id = done["decision"].as_str().unwrap().to_owned();
     let undo = run(state, &[&["undo", &id, "--by", "anna"][..], &place].concat());
     assert_eq!(undo.code, 1, "{undo:?}");
