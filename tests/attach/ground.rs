@@ -44,11 +44,9 @@ impl Rest {
         http::request(method, &url, self.token.as_deref(), json).unwrap().ok().unwrap()
     }
 
-    /// Makes a subscription at the topic's beginning.
+    /// Makes a subscription at the topic's beginning. The admin API decodes names of subscriptions twice, so not by it.
     pub(crate) fn subscribe(&self, topic: &str, subscription: &str) {
-        let path = format!("admin/v2/persistent/{}/subscription/{}", path(topic), segment(subscription));
-        let earliest = r#"{"ledgerId":-1,"entryId":-1,"partitionIndex":-1}"#;
-        self.call("PUT", &path, Some(earliest));
+        self.consumer(topic, subscription, SubType::Exclusive).unwrap().close();
     }
 
     pub(crate) fn unsubscribe(&self, topic: &str, subscription: &str) {
@@ -56,7 +54,15 @@ impl Rest {
         self.call("DELETE", &path, None);
     }
 
+    /// Closes a topic, once what was acknowledged is stored: a broker forgets what waits for a new cursor ledger.
     pub(crate) fn unload(&self, topic: &str) {
+        let stats = || self.call("GET", &format!("admin/v2/persistent/{}/internalStats", path(topic)), None).json().unwrap();
+        let switching = |stats: &Value| {
+            stats["cursors"].as_object().unwrap().values().any(|cursor| cursor["state"] == "SwitchingLedger")
+        };
+        while switching(&stats()) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         self.call("PUT", &format!("admin/v2/persistent/{}/unload", path(topic)), None);
     }
 

@@ -150,7 +150,7 @@ pub struct CursorInfo {
     /// The cursor ledger whose last entry has the true position. With one, everything else here is as it was when that ledger was
     /// made: the position a lower bound, the holes and properties perhaps fewer than there are.
     pub cursor_ledger: Option<i64>,
-    /// What is acknowledged beyond the position, in order. Such holes never free a ledger.
+    /// What is acknowledged beyond the position, in order and not overlapping. Such holes never free a ledger.
     pub holes: Vec<Hole>,
     /// Entries beyond the position that are batches of which a part is acknowledged.
     pub parts_of_batches: usize,
@@ -317,6 +317,14 @@ pub fn cursor_info(value: &[u8]) -> Result<CursorInfo, Undecodable> {
         holes.collect::<Option<_>>().ok_or_else(|| bad("the cursor has a range without ends"))?;
     holes.retain(|hole| hole.after < hole.last);
     holes.sort_unstable_by_key(|hole| hole.after);
+    // No broker writes ranges that overlap; whoever goes through them relies on that.
+    holes.dedup_by(|next, hole| {
+        let overlaps = next.after < hole.last;
+        if overlaps {
+            hole.last = hole.last.max(next.last);
+        }
+        overlaps
+    });
     Ok(CursorInfo {
         mark_delete: Position { ledger, entry },
         cursor_ledger: (cursor_ledger >= 0).then_some(cursor_ledger),
@@ -448,6 +456,45 @@ mod tests {
         assert_eq!(info.mark_delete, Position { ledger: 42, entry: 4 });
         assert!(!info.lower_bound() && info.holes.is_empty() && info.last_active_ms > 0);
         assert!(cursor_info(&[]).is_err());
+    }
+
+    #[test]
+    fn captured_cursors_with_more_than_a_position() {
+        let at = |ledger, entry| Position { ledger, entry };
+        let holes = cursor_info(&hex(
+            "08ffffffffffffffffff0110f5021801220e0a0508f5021004120508f502100922170a0e08f70210ffffffffffffffffff01120508f7021009\
+             22170a0e08f80210ffffffffffffffffff01120508f802100130fcd0f2cc8534",
+        ));
+        let ranges = [(at(373, 4), at(373, 9)), (at(375, -1), at(375, 9)), (at(376, -1), at(376, 1))];
+        assert_eq!(holes.unwrap().holes, ranges.map(|(after, last)| Hole { after, last }));
+        let compaction =
+            hex("08ffffffffffffffffff0110ed0218042a190a14436f6d706163746564546f7069634c656467657210b8053097f0f4cc8534");
+        let compaction = cursor_info(&compaction).unwrap();
+        assert_eq!(compaction.properties, [("CompactedTopicLedger".to_owned(), 696)]);
+        assert!(!compaction.replicated());
+        let delayed = hex(
+            "08ffffffffffffffffff0110aa0618ffffffffffffffffff013084c6f0c8a234422e0a272370756c7361722e696e7465726e616c2e64656c\
+             617965642e6275636b65745f3831305f3831301203383137",
+        );
+        let bucket = ("#pulsar.internal.delayed.bucket_810_810".to_owned(), "817".to_owned());
+        assert_eq!(cursor_info(&delayed).unwrap().cursor_properties, [bucket]);
+        // One whose position is in a cursor ledger, and ranges that overlap, are empty, or lack an end.
+        let range = |after: Option<(i64, i64)>, last: (i64, i64)| {
+            let nested = |(ledger, entry)| NestedPosition { ledger: Some(ledger), entry: Some(entry) };
+            MessageRange { lower: after.map(nested), upper: Some(nested(last)) }
+        };
+        let raw = |holes| RawCursorInfo {
+            cursors_ledger: Some(0),
+            mark_delete_ledger: Some(1),
+            mark_delete_entry: Some(-1),
+            holes,
+            ..RawCursorInfo::default()
+        };
+        let odd = vec![range(Some((1, 5)), (1, 5)), range(Some((1, 6)), (1, 9)), range(Some((1, 2)), (1, 8))];
+        let info = cursor_info(&raw(odd).encode_to_vec()).unwrap();
+        assert_eq!((info.cursor_ledger, info.lower_bound()), (Some(0), true));
+        assert_eq!(info.holes, [Hole { after: at(1, 2), last: at(1, 9) }]);
+        assert!(cursor_info(&raw(vec![range(None, (1, 5))]).encode_to_vec()).is_err());
     }
 
     #[test]
