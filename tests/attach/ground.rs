@@ -56,7 +56,8 @@ impl Rest {
 
     /// Closes a topic, once what was acknowledged is stored: a broker forgets what waits for a new cursor ledger.
     pub(crate) fn unload(&self, topic: &str) {
-        let stats = || self.call("GET", &format!("admin/v2/persistent/{}/internalStats", path(topic)), None).json().unwrap();
+        let stats =
+            || self.call("GET", &format!("admin/v2/persistent/{}/internalStats", path(topic)), None).json().unwrap();
         let switching = |stats: &Value| {
             stats["cursors"].as_object().unwrap().values().any(|cursor| cursor["state"] == "SwitchingLedger")
         };

@@ -335,7 +335,9 @@ async fn put_back(job: &Restore, held: &mut Held, steps: &dyn Steps) -> Going<Ac
     if row.after(at) == Some(job.resume_at) {
         return Err(Skip::Already(at).into());
     }
-    if job.left_at.is_some_and(|left_at| left_at != at) || at < job.resume_at {
+    // A load moves a cursor from the end of a ledger to the beginning of the next one: nobody has taken anything in between.
+    let same = |left_at| left_at == at || row.after(at).is_some_and(|next| row.after(left_at) == Some(next));
+    if job.left_at.is_some_and(|left_at| !same(left_at)) || at < job.resume_at {
         return Err(Skip::Moved(at).into());
     }
     steps.before(Step::PutBack(&held.standing, job.resume_at)).await?;
