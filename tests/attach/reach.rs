@@ -7,9 +7,9 @@ use trimtab_targets::pulsar::subscriptions::{Consume, Outcome, Trim};
 use trimtab_targets::pulsar::wire::{SubType, TlsOptions};
 use trimtab_targets::pulsar::{Binary, BinaryOptions};
 use trimtab_tests::ports::Port;
-use trimtab_tests::pulsar::{Part, PulsarRig, SUPERUSER};
+use trimtab_tests::pulsar::{PulsarRig, SUPERUSER};
 
-use crate::ground::{At, Ground, Hook, acting, done, online, permit};
+use crate::ground::{Ground, Hook, acting, done, online, permit};
 
 #[test]
 #[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
@@ -17,7 +17,7 @@ fn two_brokers_that_ask_for_tokens() {
     let builder = PulsarRig::builder().two_brokers().tokens();
     // Look-ups begin at the first broker, whoever owns the topic.
     let first = |rig: &PulsarRig, binary| BinaryOptions { urls: vec![rig.service()], ..binary };
-    let mut ground = Ground::of(builder, Some(SUPERUSER), first);
+    let ground = Ground::of(builder, Some(SUPERUSER), first);
     let topics: Vec<String> = (0..12).map(|i| format!("acme/n/t{i}")).collect();
     let entries: Vec<_> = topics.iter().map(|topic| ground.topic(topic, "s", 15)).collect();
     let mut owners = [0, 0];
@@ -59,39 +59,6 @@ fn two_brokers_that_ask_for_tokens() {
     let refused = ground.runtime.block_on(theirs.consume(&job, &Hook::none(), &permit())).unwrap_err();
     assert_eq!(refused.class(), Class::Refused, "{refused}");
     assert_eq!(ground.rest.owed(&topics[0], "s"), &entries[0][10..]);
-
-    a_broker_dies(&mut ground);
-}
-
-/// With the acknowledgement on its way, or not yet: nothing but what was decided on is ever acknowledged.
-fn a_broker_dies(ground: &mut Ground) {
-    for at in [At::Attach, At::Act] {
-        let topic = format!("acme/n/dies-{at:?}");
-        let entries = ground.topic(&topic, "s", 15);
-        // The second one, so that the admin API stays where it is.
-        let mut tries = 0;
-        while ground.rest.owner(&topic) != ground.rig.service2() {
-            ground.rest.call("PUT", "admin/v2/namespaces/acme/n/unload", None);
-            tries += 1;
-            assert!(tries < 120, "the second broker never gets the topic");
-            // One that was just started is given nothing before it has reported its load.
-            std::thread::sleep(std::time::Duration::from_millis(500));
-        }
-        ground.rest.unload(&topic);
-        let pid = ground.rig.process(Part::Broker2).unwrap().pid();
-        let hook = Hook::before(at, move || {
-            let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(300));
-        });
-        let outcome = ground.consume_watched(&topic, "s", entries[9], &hook);
-        assert!(matches!(&outcome, Err(e) if e.class() == Class::Transient), "{outcome:?}");
-        ground.rig.kill9(Part::Broker2).unwrap();
-        ground.rig.start(Part::Broker2).unwrap();
-        assert_eq!(ground.rest.owed(&topic, "s"), entries, "{at:?}");
-        ground.rest.unload(&topic);
-        assert_eq!(done(ground.consume(&topic, "s", entries[9])).now, Some(entries[9]));
-    }
 }
 
 #[test]

@@ -277,7 +277,7 @@ impl HedwigRig {
             "bookiePort={}\nallowLoopback=true\nzkServers={}\nzkTimeout=10000\njournalDirectory={}\n\
              ledgerDirectories={}\nlogSizeLimit=1048576\njournalMaxSizeMB=8\njournalMaxBackups=1\njournalPreAllocSizeMB=1\n\
              gcWaitTime=3000\nminorCompactionInterval=10\nmajorCompactionInterval=20\nflushInterval=500\npageLimit=256\n\
-             skipListSizeLimit=8388608\n",
+             skipListSizeLimit=8388608\ndiskUsageThreshold=0.999\ndiskUsageWarnThreshold=0.99\ndiskUsageLwmThreshold=0.99\n",
             self.ports.bookie.number(),
             self.zk(),
             folder.join("journal").display(),
