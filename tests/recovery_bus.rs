@@ -605,6 +605,18 @@ impl Processes {
         binary::begin(&self.folders[0], &[&args[..], &trust, more].concat(), env)
     }
 
+    /// Segments that the server keeps for workers.
+    fn offers(&self) -> u64 {
+        let page = format!("{}/jsz?streams=true", self.nats.monitor(0));
+        let page = trimtab_tests::http::once("GET", &page, None, None, Duration::from_secs(5)).unwrap().body;
+        let page: serde_json::Value = serde_json::from_str(&page).unwrap();
+        let streams = page["account_details"].as_array().into_iter().flatten();
+        let mut streams = streams.flat_map(|account| account["stream_detail"].as_array().into_iter().flatten());
+        streams
+            .find(|stream| stream["name"] == "TT_JOB")
+            .map_or(0, |stream| stream["state"]["messages"].as_u64().unwrap())
+    }
+
     /// Waits until process `pid` has begun a segment.
     fn wait_for_work(&self, pid: u32) {
         let side = self.dir.with_file_name("data.trimtab-images");
@@ -704,13 +716,18 @@ fn over_nats_with_two_workers_one_killed_in_the_middle() {
 #[ignore = "needs nats-server"]
 fn workers_join_in_the_middle_and_leave_in_order() {
     let ground = Processes::new();
-    let running = ground.recover(&[], &[]);
-    // It has begun without any.
-    std::thread::sleep(Duration::from_millis(300));
+    let mut running = ground.recover(&[], &[]);
+    // It has begun without any, and offers segments. However quick the disk is, there is time for a worker to come.
+    while ground.offers() == 0 {
+        assert!(running.runs(), "{:?}", running.wait());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    running.freeze();
     let mut worker = ground.worker(1, &[]);
     ground.wait_for_work(worker.pid());
     // Told to stop, a worker finishes what it has in hand.
     assert!(worker.stop().unwrap().success());
+    running.thaw();
     let ended = running.wait().exits(0);
     assert!(by_workers(&ended) >= 1, "{ended:?}");
     ground.came_out_the_same();

@@ -309,7 +309,9 @@ fn progress_is_told_line_by_line_when_piped() {
     let running = begin(state.path(), &["recover", &names[0], &names[1], "--threads", "1"], &[]);
     wait_until_begun(&dir);
     // However quick the disk is, this takes long enough to be told of.
-    running.freeze(Duration::from_millis(1_500));
+    running.freeze();
+    std::thread::sleep(Duration::from_millis(1_500));
+    running.thaw();
     let ended = running.wait().exits(0);
     for name in &names {
         let of_dir = format!("{name}: ");
