@@ -22,3 +22,7 @@ schemas:
 # A real Pulsar with a mess in it, until Ctrl-D.
 mess:
     cargo run --locked -p trimtab-tests --bin rig -- mess
+
+# ZooKeeper over TLS. Not part of CI: the client's TLS brings a second cryptographic library, which takes minutes to build.
+zk-tls:
+    cargo test --locked -p trimtab-tests --features zk-tls --test faults tls:: -- --ignored

@@ -2,12 +2,22 @@
 //! killed, people who mistype. Each time: nothing is freed that was not to be, nothing is counted as freed that is not, and
 //! whoever looks is told.
 
+#[path = "faults/auth.rs"]
+mod auth;
 #[path = "faults/brokers.rs"]
 mod brokers;
+#[path = "faults/calls.rs"]
+mod calls;
+#[path = "faults/clocks.rs"]
+mod clocks;
 #[path = "faults/ground.rs"]
 mod ground;
+#[path = "faults/inside.rs"]
+mod inside;
 #[path = "faults/kills.rs"]
 mod kills;
+#[path = "faults/listings.rs"]
+mod listings;
 #[path = "faults/live.rs"]
 mod live;
 #[path = "faults/local.rs"]
@@ -18,5 +28,7 @@ mod model;
 mod nth;
 #[path = "faults/points.rs"]
 mod points;
+#[path = "faults/spawned.rs"]
+mod spawned;
 #[path = "faults/zookeeper.rs"]
 mod zookeeper;

@@ -13,7 +13,7 @@ use trimtab_targets::pulsar::managed_ledger_info;
 use trimtab_tests::java::{JavaClient, word};
 use trimtab_tests::pulsar::PulsarRig;
 use trimtab_tests::trimtab::{Ended, run};
-use wiremock::matchers::{method, path_regex};
+use wiremock::matchers::{any, method, path_regex};
 use wiremock::{Mock, MockServer, Request, Respond, ResponseTemplate};
 
 /// Ledgers of each topic: three closed ones that are due, and the last.
@@ -123,19 +123,26 @@ impl Trims {
     }
 }
 
-impl Respond for Trims {
-    fn respond(&self, request: &Request) -> ResponseTemplate {
-        let name = request.url.path().strip_prefix("/admin/v2/persistent/").unwrap().strip_suffix("/trim").unwrap();
+impl Trims {
+    /// Trims the topic of this path, as a broker does.
+    pub(crate) fn trim(&self, path: &str) {
+        let name = path.strip_prefix("/admin/v2/persistent/").unwrap().strip_suffix("/trim").unwrap();
         let (namespace, topic) = name.rsplit_once('/').unwrap();
         let node = format!("/managed-ledgers/{namespace}/persistent/{topic}");
-        let this = self.clone();
+        let mut client = self.client.lock().unwrap();
+        let list = get(&mut client, &node);
+        if managed_ledger_info(&list).unwrap().ledgers.len() == LEDGERS {
+            put(&mut client, &node, &without_first(&list, self.ledgers));
+        }
+    }
+}
+
+impl Respond for Trims {
+    fn respond(&self, request: &Request) -> ResponseTemplate {
+        let (this, path) = (self.clone(), request.url.path().to_owned());
         std::thread::spawn(move || {
             std::thread::sleep(this.after);
-            let mut client = this.client.lock().unwrap();
-            let list = get(&mut client, &node);
-            if managed_ledger_info(&list).unwrap().ledgers.len() == LEDGERS {
-                put(&mut client, &node, &without_first(&list, this.ledgers));
-            }
+            this.trim(&path);
         });
         ResponseTemplate::new(self.answer)
     }
@@ -183,6 +190,12 @@ impl Broker<'_> {
 
     pub(crate) fn on(&self, verb: &str, path: &str, answer: impl Respond + 'static) {
         let mock = Mock::given(method(verb)).and(path_regex(path)).respond_with(answer);
+        self.stage.runtime.block_on(mock.mount(&self.server));
+    }
+
+    /// Whatever is asked for.
+    pub(crate) fn on_anything(&self, answer: impl Respond + 'static) {
+        let mock = Mock::given(any()).respond_with(answer);
         self.stage.runtime.block_on(mock.mount(&self.server));
     }
 

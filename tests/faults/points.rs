@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub(crate) enum Mode {
     CrashBefore,
     /// The process ends right after it.
     CrashAfter,
+    /// It goes well, and from then on the clock of the process is ahead by so many milliseconds more.
+    Step(i64),
 }
 
 impl Mode {
@@ -50,6 +53,8 @@ pub(crate) struct Points(Arc<Inner>);
 struct Inner {
     seen: Mutex<BTreeMap<String, u32>>,
     wrong: Option<(Point, Mode)>,
+    /// How far the clock was put forward.
+    stepped_ms: AtomicI64,
     /// The call was made.
     reached: CancellationToken,
     /// The process has ended.
@@ -85,6 +90,15 @@ impl Points {
     pub(crate) fn gone(&self) {
         *lock(&self.0.gone.0) = true;
         self.0.gone.1.notify_all();
+    }
+
+    /// How far the clock of the process was put forward while it ran.
+    pub(crate) fn stepped_ms(&self) -> i64 {
+        self.0.stepped_ms.load(Ordering::Relaxed)
+    }
+
+    fn step(&self, ms: i64) {
+        self.0.stepped_ms.fetch_add(ms, Ordering::Relaxed);
     }
 
     fn hit(&self, label: &str) -> Option<Mode> {
@@ -124,6 +138,11 @@ impl Points {
             Some(mode @ Mode::TimeOut) => {
                 work.await?;
                 Err(error(mode))
+            }
+            Some(Mode::Step(ms)) => {
+                let result = work.await;
+                self.step(ms);
+                result
             }
             Some(Mode::CrashBefore) => self.crash().await,
             Some(Mode::CrashAfter) => {
@@ -342,6 +361,10 @@ impl FaultyDisk {
             Some(Mode::TimeOut) => {
                 whole(&mut self.file)?;
                 Err(std::io::ErrorKind::TimedOut.into())
+            }
+            Some(Mode::Step(ms)) => {
+                self.points.step(ms);
+                whole(&mut self.file)
             }
             Some(Mode::CrashBefore) => {
                 part(&mut self.file);

@@ -11,7 +11,7 @@ use trimtab_tests::zk_proxy::{Op, ZkProxy};
 use crate::ground::{Ground, Stage, Trims};
 
 /// What matters of a plan: each item's verdict and ledgers, by subject, and the totals.
-fn essence(plan: &Value) -> (BTreeMap<String, Value>, Value) {
+pub(crate) fn essence(plan: &Value) -> (BTreeMap<String, Value>, Value) {
     let items = plan["items"].as_array().unwrap().iter();
     let of = |item: &Value| serde_json::json!([item["verdict"], item["ledgers"], item["bytes"]]);
     (items.map(|item| (item["subject"].as_str().unwrap().to_owned(), of(item))).collect(), plan["totals"].clone())

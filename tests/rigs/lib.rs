@@ -21,7 +21,9 @@ pub mod proxy;
 pub mod pulsar;
 pub mod roles;
 pub mod trimtab;
+pub mod zk_liar;
 pub mod zk_proxy;
+pub mod zookeeper;
 
 /// Now, in milliseconds since 1970.
 pub fn now_ms() -> i64 {

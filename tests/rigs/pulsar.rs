@@ -36,7 +36,7 @@ use crate::java::{CLOCK, JavaClient, Shift, clock_agent};
 use crate::ports::Port;
 use crate::process::Process;
 
-const POM: &str = include_str!("java/pulsar/pom.xml");
+pub(crate) const POM: &str = include_str!("java/pulsar/pom.xml");
 const OFFLOADER: (&str, &str) = ("DiskOffloader.java", include_str!("java/pulsar/DiskOffloader.java"));
 const CLIENT: [(&str, &str); 2] = [
     ("RigClient.java", include_str!("java/pulsar/RigClient.java")),
@@ -446,7 +446,7 @@ pub fn install() -> Result<()> {
     client_jar(&classpath).map(drop)
 }
 
-fn client_jar(classpath: &str) -> Result<PathBuf> {
+pub(crate) fn client_jar(classpath: &str) -> Result<PathBuf> {
     cache::java_jar("rig-client", &CLIENT, classpath, "")
 }
 

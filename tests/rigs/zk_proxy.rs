@@ -45,7 +45,7 @@ pub enum Op {
 }
 
 impl Op {
-    fn from_number(number: i32) -> Self {
+    pub(crate) fn from_number(number: i32) -> Self {
         match number {
             1 => Self::Create,
             2 => Self::Delete,
@@ -294,7 +294,7 @@ impl Tap for Frames {
 }
 
 /// ZooKeeper's encoding: big-endian numbers, texts and byte strings with their length in front.
-struct Jute<'a>(&'a [u8]);
+pub(crate) struct Jute<'a>(pub(crate) &'a [u8]);
 
 impl Jute<'_> {
     fn take(&mut self, n: usize) -> Option<&[u8]> {
@@ -303,7 +303,7 @@ impl Jute<'_> {
         Some(head)
     }
 
-    fn int(&mut self) -> Option<i32> {
+    pub(crate) fn int(&mut self) -> Option<i32> {
         let (head, tail) = self.0.split_first_chunk::<4>()?;
         self.0 = tail;
         Some(i32::from_be_bytes(*head))
@@ -316,7 +316,7 @@ impl Jute<'_> {
         }
     }
 
-    fn string(&mut self) -> Option<String> {
+    pub(crate) fn string(&mut self) -> Option<String> {
         self.bytes().map(|b| String::from_utf8_lossy(b).into_owned())
     }
 

@@ -156,6 +156,8 @@ fn prepare(path: &Path) -> std::result::Result<Connection, Unusable> {
     if check != "ok" {
         return Err(Unusable::Damaged(check));
     }
+    // Nobody else can have the file open: whoever held a lease is gone, however long it says that it lasts. Fencing numbers go on.
+    connection.execute("DELETE FROM leases", [])?;
     Ok(connection)
 }
 
@@ -498,5 +500,11 @@ mod tests {
         store.release(second.clone()).await.expect("given up");
         let third = store.acquire("scan/x", "a", ttl).await.expect("works").expect("free");
         assert!(third.fence > second.fence);
+        // A process that died with a lease does not keep the next one waiting, wherever the clock stands by then.
+        drop(store);
+        NOW_MS.fetch_sub(86_400_000, Ordering::Relaxed);
+        let store = SqliteStore::open_with_clock(&path, || NOW_MS.load(Ordering::Relaxed)).expect("opens");
+        let fourth = store.acquire("scan/x", "b", ttl).await.expect("works").expect("free");
+        assert!(fourth.fence > third.fence);
     }
 }

@@ -28,8 +28,8 @@ pub struct Connection {
 /// PEM texts for TLS to ZooKeeper.
 #[derive(Clone, Default)]
 pub struct Tls {
-    /// Certificate authorities; the system's when absent.
-    pub ca: Option<String>,
+    /// Certificate authorities. The system's do not count: a ZooKeeper has a private one.
+    pub ca: String,
     /// Client certificate and key.
     pub identity: Option<(String, String)>,
 }
@@ -225,12 +225,12 @@ impl Zk {
             return Err("this build has no TLS for ZooKeeper; build it with the feature zk-tls".to_owned());
             #[cfg(feature = "zk-tls")]
             {
-                let mut options = if _tls.ca.is_some() { zk::TlsOptions::no_ca() } else { zk::TlsOptions::default() };
-                if let Some(ca) = &_tls.ca {
-                    options = options.with_pem_ca_certs(ca).map_err(|e| e.to_string())?;
-                }
+                let pem = |what: &str, e: zk::Error| format!("{what} cannot be used: {e}");
+                let options = zk::TlsOptions::new().with_pem_ca(&_tls.ca);
+                let mut options = options.map_err(|e| pem("the certificate authority", e))?;
                 if let Some((cert, key)) = &_tls.identity {
-                    options = options.with_pem_identity(cert, key).map_err(|e| e.to_string())?;
+                    let own = options.with_pem_identity(cert, key);
+                    options = own.map_err(|e| pem("the client certificate or its key", e))?;
                 }
                 connector = connector.with_tls(options);
             }
@@ -318,6 +318,10 @@ impl Zk {
     /// The names of a node's children; none when there is no such node. Fails when the listing does not agree with its own
     /// count.
     pub(crate) async fn children(&self, path: &str) -> Result<Option<Vec<String>>> {
+        Ok(self.listing(path).await?.map(|(names, _)| names))
+    }
+
+    async fn listing(&self, path: &str) -> Result<Option<(Vec<String>, Stat)>> {
         let Some((mut names, stat)) = self.request("listing", path, |client| client.get_children(path)).await? else {
             return Ok(None);
         };
@@ -326,6 +330,21 @@ impl Zk {
             return Err(TargetError::new(Class::Transient, format!("listing {path} in ZooKeeper"), why));
         }
         names.sort_unstable();
+        Ok(Some((names, stat_of(&stat))))
+    }
+
+    /// Names of a node's children, by a listing that is not older than `seen`: sessions can be with different servers, and one that
+    /// is behind does not know of the newest children.
+    pub(crate) async fn children_since(&self, path: &str, seen: &Stat) -> Result<Option<Vec<String>>> {
+        let Some((names, stat)) = self.listing(path).await? else { return Ok(None) };
+        let older = stat.children_zxid < seen.children_zxid;
+        if older || stat.children_zxid == seen.children_zxid && stat.children != seen.children {
+            let why = format!(
+                "the listing has {} names of transaction {:#x}, and {} of {:#x} were seen before: its server is behind",
+                stat.children, stat.children_zxid, seen.children, seen.children_zxid
+            );
+            return Err(TargetError::new(Class::Transient, format!("listing {path} in ZooKeeper"), why));
+        }
         Ok(Some(names))
     }
 

@@ -155,7 +155,7 @@ pub struct PulsarConfig {
     pub zk_digest_file: Option<PathBuf>,
     /// File with `user:password` for SASL DIGEST-MD5 to ZooKeeper.
     pub zk_sasl_file: Option<PathBuf>,
-    /// PEM certificate authorities for TLS to ZooKeeper; setting any of the three switches TLS on.
+    /// PEM certificate authorities for TLS to ZooKeeper; switches TLS on.
     pub zk_ca_file: Option<PathBuf>,
     /// PEM client certificate for ZooKeeper.
     pub zk_cert_file: Option<PathBuf>,

@@ -47,7 +47,10 @@ import org.apache.zookeeper.CreateMode;
 import org.apache.zookeeper.KeeperException;
 import org.apache.zookeeper.ZooDefs;
 import org.apache.zookeeper.ZooKeeper;
+import org.apache.zookeeper.data.ACL;
+import org.apache.zookeeper.data.Id;
 import org.apache.zookeeper.data.Stat;
+import org.apache.zookeeper.server.auth.DigestAuthenticationProvider;
 
 /**
  * The hands of the Pulsar rig: a client that stays up and does what standard input says.
@@ -253,6 +256,7 @@ public final class RigClient {
                 zk().delete(w.at(0), -1);
                 yield "";
             }
+            case "restrict" -> restrict(w);
             case "dump" -> dump(w.at(0));
             case "fill" -> Long.toString(new Filler(zk()).fill(w.at(0), w.number(1), w.number(2), w.option("first", 1),
                     w.option("cluster", "rig")));
@@ -533,6 +537,26 @@ public final class RigClient {
     }
 
     /** PATH:version:mzxid of every node below, for comparing two moments. */
+    /** Lets only these read a node and all below it: `digest:user:password` or `sasl:user`. For ever: this client may not either. */
+    private String restrict(Words w) throws Exception {
+        List<ACL> readers = new ArrayList<>();
+        for (String who : w.plain.subList(1, w.plain.size())) {
+            String[] parts = who.split(":", 2);
+            String id = parts[0].equals("digest") ? DigestAuthenticationProvider.generateDigest(parts[1]) : parts[1];
+            readers.add(new ACL(ZooDefs.Perms.READ, new Id(parts[0], id)));
+        }
+        List<String> all = new ArrayList<>(List.of(w.at(0)));
+        for (int i = 0; i < all.size(); i++) {
+            for (String child : zk().getChildren(all.get(i), false)) {
+                all.add((all.get(i).equals("/") ? "" : all.get(i)) + "/" + child);
+            }
+        }
+        for (String path : all) {
+            zk().setACL(path, readers, -1);
+        }
+        return Integer.toString(all.size());
+    }
+
     private String dump(String root) throws Exception {
         StringJoiner out = new StringJoiner(" ");
         List<String> todo = new ArrayList<>(List.of(root));

@@ -1,6 +1,6 @@
 //! The topics of a live cluster, from its ZooKeeper. No topic is loaded by looking.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
@@ -23,6 +23,8 @@ use crate::{Inventory, Item, Reads, ReadsOf};
 
 /// Requests for the cursors of one topic that are in flight at once.
 const CURSOR_WINDOW: usize = 16;
+/// How often the cursors of a topic are listed, if some are gone each time by when they are read.
+const LISTINGS: usize = 3;
 
 /// Asks somebody for the policies that topics of a namespace set for themselves.
 pub trait AskPolicies: Send + Sync {
@@ -30,6 +32,8 @@ pub trait AskPolicies: Send + Sync {
     fn topic_policies<'a>(&'a self, name: &'a TopicName) -> BoxFuture<'a, Result<TopicPolicies>>;
     /// Records evidence that asking may erase. Must be stored before it returns.
     fn record<'a>(&'a self, evidence: &'a [LedgerCandidate]) -> BoxFuture<'a, Result<()>>;
+    /// Tells and records what asking has done: brokers took bundles of this namespace, and load these topics of theirs.
+    fn loaded<'a>(&'a self, namespace: &'a str, topics: &'a [String]) -> BoxFuture<'a, Result<()>>;
 }
 
 /// How BookKeeper lays out its ledgers.
@@ -340,22 +344,40 @@ impl PulsarInventory {
         }
     }
 
-    async fn cursors(&self, name: &TopicName) -> Result<Evidence<Vec<Cursor>>> {
+    /// The cursors of a topic whose node was seen with this stat.
+    async fn cursors(&self, name: &TopicName, seen: &Stat) -> Result<Evidence<Vec<Cursor>>> {
         let path = name.path();
-        let Some(encoded) = self.zk.children(&path).await? else {
-            return Ok(Evidence::Unknown("the topic went away while its cursors were read".to_owned()));
-        };
-        let read = |encoded: String| {
-            let path = format!("{path}/{encoded}");
-            async move {
-                let got = self.zk.get(&path).await?;
-                // A cursor that was deleted since the listing holds nothing any more.
-                Ok::<_, TargetError>(got.map(|(value, stat)| assemble::cursor(&encoded, stat, &value, &self.settings)))
+        let mut gone: Vec<String> = Vec::new();
+        for _ in 0..LISTINGS {
+            let Some(listed) = self.zk.children_since(&path, seen).await? else {
+                return Ok(Evidence::Unknown("the topic went away while its cursors were read".to_owned()));
+            };
+            if let Some(name) = gone.iter().find(|name| listed.contains(name)) {
+                return Ok(Evidence::Unknown(format!("the cursor {name} is listed and cannot be found")));
             }
-        };
-        let all: Vec<Option<Cursor>> = stream::iter(encoded).map(read).buffered(CURSOR_WINDOW).try_collect().await?;
-        let all: Vec<Cursor> = all.into_iter().flatten().collect();
-        Ok(if all.is_empty() { Evidence::Absent } else { Evidence::Present(all) })
+            let read = |encoded: String| {
+                let path = format!("{path}/{encoded}");
+                async move {
+                    let got = self.zk.get(&path).await?;
+                    let got = got.map(|(value, stat)| assemble::cursor(&encoded, stat, &value, &self.settings));
+                    Ok::<_, TargetError>(got.ok_or(encoded))
+                }
+            };
+            let all: Vec<_> = stream::iter(listed).map(read).buffered(CURSOR_WINDOW).try_collect().await?;
+            let mut cursors = Vec::new();
+            let known = gone.len();
+            for read in all {
+                match read {
+                    Ok(cursor) => cursors.push(cursor),
+                    Err(missing) => gone.push(missing),
+                }
+            }
+            if gone.len() == known {
+                return Ok(if cursors.is_empty() { Evidence::Absent } else { Evidence::Present(cursors) });
+            }
+            // Deleted since the listing, perhaps. Another listing tells, and whether others have come.
+        }
+        Ok(Evidence::Unknown("its cursors come and go too fast to be read".to_owned()))
     }
 
     /// One topic, with what `reads` asks for. None when it went away.
@@ -390,7 +412,7 @@ impl PulsarInventory {
             topic.last = last;
         }
         if topic.cursors.is_not_read() && reads(&topic).cursors {
-            topic.cursors = self.cursors(name).await?;
+            topic.cursors = self.cursors(name, &stat).await?;
             if let Partition::Of { index, count } = &topic.partition
                 && count.is_not_read()
                 && reads(&topic).partition
@@ -430,19 +452,51 @@ impl PulsarInventory {
         })
     }
 
-    /// A namespace whose topic policies must be asked for: everything is read and recorded before the first call, since the
-    /// call can load a bundle and erase the evidence.
+    /// Bundles of a namespace that a broker owns, as far as the default load manager tells.
+    async fn owned(&self, namespace: &str) -> Result<BTreeSet<String>> {
+        let bundles = self.zk.children(&format!("/namespace/{namespace}")).await?;
+        Ok(bundles.unwrap_or_default().into_iter().collect())
+    }
+
+    /// Topics that a question may load besides those asked about: a broker reads the namespace's topic of policies to answer, looks it
+    /// up as a client does, and loads the whole bundle if nobody had it.
+    async fn at_risk(&self, open: &Open, owned: &BTreeSet<String>, asked: &[TopicName]) -> Result<Vec<TopicName>> {
+        let asked: HashSet<String> = asked.iter().map(TopicName::subject).collect();
+        let path = format!("/managed-ledgers/{}/persistent", open.name);
+        let all = self.zk.children(&path).await?.unwrap_or_default();
+        let of = |topic: &String| TopicName::of_managed_ledger(&format!("{}/persistent/{topic}", open.name));
+        let mut bundles = BTreeSet::new();
+        for name in all.iter().filter(|topic| is_change_events(topic)).filter_map(of) {
+            match open.facts.bundle(&name) {
+                Ok(bundle) if owned.contains(&bundle) => {}
+                Ok(bundle) => drop(bundles.insert(bundle)),
+                // Nobody can tell: any of them.
+                Err(_) => {
+                    return Ok(all.iter().filter_map(of).filter(|name| !asked.contains(&name.subject())).collect());
+                }
+            }
+        }
+        let risk = |name: &TopicName| open.facts.bundle(name).is_ok_and(|bundle| bundles.contains(&bundle));
+        Ok(all.iter().filter_map(of).filter(|name| risk(name) && !asked.contains(&name.subject())).collect())
+    }
+
+    /// A namespace whose topic policies must be asked for: everything that the question may load is read and recorded before the first
+    /// call, since loading erases the evidence.
     async fn ask_all(&self, open: &Open, names: &[TopicName]) -> Result<Vec<Item>> {
         let Some(ask) = self.ask.clone() else { return Ok(Vec::new()) };
         let facts: &Open = open;
+        let owned = self.owned(&open.name).await?;
+        let more = self.at_risk(open, &owned, names).await?;
         let read = |name: TopicName| async move {
             let topic = self.topic(facts, &name, &|_| Reads::ALL).await?;
             Ok::<_, TargetError>(topic.map(|topic| (name, topic)))
         };
-        let seen = stream::iter(names.to_vec()).map(read).buffered(self.zk.window());
-        let seen: Vec<Option<(TopicName, LedgerCandidate)>> = seen.try_collect().await?;
-        let mut topics: Vec<(TopicName, LedgerCandidate)> = seen.into_iter().flatten().collect();
-        let evidence: Vec<LedgerCandidate> = topics.iter().map(|(_, topic)| topic.clone()).collect();
+        let read_all = |names: &[TopicName]| {
+            let seen = stream::iter(names.to_vec()).map(read).buffered(self.zk.window());
+            seen.try_filter_map(|topic| futures::future::ready(Ok(topic))).try_collect::<Vec<_>>()
+        };
+        let (mut topics, others) = (read_all(names).await?, read_all(&more).await?);
+        let evidence: Vec<LedgerCandidate> = topics.iter().chain(&others).map(|(_, topic)| topic.clone()).collect();
         ask.record(&evidence).await?;
         let mut known: BTreeMap<String, TopicPolicies> = BTreeMap::new();
         for (name, topic) in &mut topics {
@@ -465,6 +519,21 @@ impl PulsarInventory {
             let own = known.get(&base).copied().map(|own| (base, own));
             let level = TopicLevel::Known(Arc::new(own.into_iter().collect()));
             topic.policies = policies::effective(&open.facts.policies, &level, name, &self.settings);
+        }
+        // What a broker has taken over to answer, it loads by and by, and looks after from now on.
+        let taken: BTreeSet<String> = self.owned(&open.name).await?.difference(&owned).cloned().collect();
+        let is_taken = |name: &TopicName| open.facts.bundle(name).is_ok_and(|bundle| taken.contains(&bundle));
+        let loaded: Vec<String> = topics
+            .iter()
+            .chain(&others)
+            .filter(|(name, topic)| is_taken(name) && topic.class == trimtab_events::TopicClass::User)
+            .map(|(name, _)| name.subject())
+            .collect();
+        if !loaded.is_empty() {
+            ask.loaded(&open.name, &loaded).await?;
+        }
+        for (_, topic) in topics.iter_mut().filter(|(name, _)| is_taken(name)) {
+            topic.loaded = Loaded::Yes;
         }
         Ok(topics.into_iter().map(|(_, topic)| found(topic)).collect())
     }

@@ -11,6 +11,8 @@ mod recovery;
 mod roles;
 mod run;
 mod runtime;
+#[cfg(feature = "nats")]
+mod spawn;
 mod table;
 mod undo;
 

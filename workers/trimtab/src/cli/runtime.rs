@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use futures::future::{BoxFuture, FutureExt};
+use tracing::warn;
 use trimtab_bus::{Bus, BusOptions, InProcess, SqliteStore, Store};
 use trimtab_events::{LedgerCandidate, Retention};
 use trimtab_targets::hedwig::{self, HedwigAct, HedwigInventory, HubOptions, Hubs, Trust};
@@ -113,21 +114,27 @@ pub(crate) async fn pulsar(config: &Config, journal: Option<Arc<Journal>>) -> an
 
 fn secure(connection: &mut Connection, config: &Config) -> anyhow::Result<()> {
     let pulsar = &config.pulsar;
-    connection.digest = pulsar.zk_digest_file.as_deref().map(secret).transpose()?;
-    if let Some(file) = &pulsar.zk_sasl_file {
+    let pair = |file: &Path| {
         let text = secret(file)?;
         let pair = text.split_once(':').map(|(user, password)| (user.to_owned(), password.to_owned()));
-        connection.sasl = Some(pair.ok_or_else(|| Usage(format!("{} does not hold user:password", file.display())))?);
-    }
-    if pulsar.zk_ca_file.is_some() || pulsar.zk_cert_file.is_some() {
-        let ca = pulsar.zk_ca_file.as_deref().map(secret).transpose()?;
-        let identity = match (&pulsar.zk_cert_file, &pulsar.zk_key_file) {
-            (Some(cert), Some(key)) => Some((secret(cert)?, secret(key)?)),
-            (None, None) => None,
-            _ => anyhow::bail!(Usage("zk_cert_file and zk_key_file go together".to_owned())),
-        };
-        connection.tls = Some(Tls { ca, identity });
-    }
+        pair.ok_or_else(|| anyhow::Error::new(Usage(format!("{} does not hold user:password", file.display()))))
+    };
+    let digest = pulsar.zk_digest_file.as_deref().map(pair).transpose()?;
+    connection.digest = digest.map(|(user, password)| format!("{user}:{password}"));
+    connection.sasl = pulsar.zk_sasl_file.as_deref().map(pair).transpose()?;
+    let identity = match (&pulsar.zk_cert_file, &pulsar.zk_key_file) {
+        (Some(cert), Some(key)) => Some((secret(cert)?, secret(key)?)),
+        (None, None) => None,
+        _ => anyhow::bail!(Usage("zk_cert_file and zk_key_file go together".to_owned())),
+    };
+    connection.tls = match (&pulsar.zk_ca_file, identity) {
+        (Some(ca), identity) => Some(Tls { ca: secret(ca)?, identity }),
+        (None, None) => None,
+        (None, Some(_)) => anyhow::bail!(Usage(
+            "zk_cert_file needs zk_ca_file: the certificate authority that ZooKeeper's own certificate is signed by"
+                .to_owned()
+        )),
+    };
     Ok(())
 }
 
@@ -211,20 +218,38 @@ impl AskPolicies for Asking {
         async move {
             let written = evidence.iter().map(|topic| {
                 let body = serde_json::to_value(topic).unwrap_or_default();
-                self.journal.write(Entry {
-                    kind: RecordKind::Evidence,
-                    id: String::new(),
-                    subject: topic.subject.clone(),
-                    trace_id: String::new(),
-                    body,
-                })
+                self.write(&topic.subject, body, "recording the evidence before asking a broker")
             });
-            futures::future::try_join_all(written)
-                .await
-                .map_err(|e| TargetError::new(Class::Transient, "recording the evidence before asking a broker", e))?;
-            Ok(())
+            futures::future::try_join_all(written).await.map(|_| ())
         }
         .boxed()
+    }
+
+    fn loaded<'a>(&'a self, namespace: &'a str, topics: &'a [String]) -> BoxFuture<'a, Result<(), TargetError>> {
+        let shown = topics.iter().take(20).map(String::as_str).collect::<Vec<_>>().join(", ");
+        warn!(
+            namespace,
+            topics = topics.len(),
+            shown,
+            "asking for topic policies made a broker take bundles of this namespace: it loads these topics, trims them itself, and \
+             their cursors' times are those of now; how they were before is in the record"
+        );
+        let body = serde_json::json!({ "loaded_by_asking": topics });
+        self.write(namespace, body, "recording what asking a broker has loaded").boxed()
+    }
+}
+
+impl Asking {
+    async fn write(&self, subject: &str, body: serde_json::Value, what: &str) -> Result<(), TargetError> {
+        let entry = Entry {
+            kind: RecordKind::Evidence,
+            id: String::new(),
+            subject: subject.to_owned(),
+            trace_id: String::new(),
+            body,
+        };
+        let written = self.journal.write(entry).await;
+        written.map(|_| ()).map_err(|e| TargetError::new(Class::Transient, what, e))
     }
 }
 
@@ -252,7 +277,7 @@ pub(crate) struct Wires {
     #[cfg(feature = "nats")]
     pub(crate) nats: Option<Arc<trimtab_bus::JetStream>>,
     #[cfg(feature = "nats")]
-    _server: Option<nats::Spawned>,
+    _server: Option<super::spawn::Spawned>,
 }
 
 /// The queues' numbers. Deliveries are not tries: an event that has to wait for a scan's end is given back without fault, so the
@@ -287,22 +312,18 @@ pub(crate) async fn wires(config: &Config, instance: &str) -> anyhow::Result<Wir
 
 #[cfg(feature = "nats")]
 mod nats {
-    //! The bus over NATS, and a server of one's own.
+    //! The bus over NATS.
 
-    use std::path::PathBuf;
-    use std::process::{Child, Command, Stdio};
-    use std::time::Duration;
-
-    use anyhow::Context as _;
     use trimtab_bus::{Credentials, JetStream, NatsOptions, Tls};
 
+    use super::super::spawn::Spawned;
     use super::{Arc, Config, Usage, Wires, bus_options, secret};
 
     pub(super) async fn wires(config: &Config, url: &str, instance: &str) -> anyhow::Result<Wires> {
         let (server, url) = match url {
             "spawn" => {
-                let server = Spawned::start(config).await?;
-                let url = server.url.clone();
+                let server = Spawned::start(&config.state_dir()?.join("nats")).await?;
+                let url = server.url().to_owned();
                 (Some(server), url)
             }
             url => (None, url.to_owned()),
@@ -340,68 +361,5 @@ mod nats {
             create: nats.create,
             ..NatsOptions::default()
         })
-    }
-
-    /// A server for this process alone, stopped with it.
-    pub(super) struct Spawned {
-        child: Child,
-        url: String,
-    }
-
-    /// How long it may take to start.
-    const START: Duration = Duration::from_secs(10);
-
-    impl Spawned {
-        async fn start(config: &Config) -> anyhow::Result<Spawned> {
-            let folder = config.state_dir()?.join("nats");
-            let ports = folder.join("ports");
-            std::fs::create_dir_all(&ports).with_context(|| format!("making {}", ports.display()))?;
-            for old in std::fs::read_dir(&ports)?.flatten() {
-                let _ = std::fs::remove_file(old.path());
-            }
-            let text = format!(
-                "listen: \"127.0.0.1:-1\"\nports_file_dir: {:?}\nlog_file: {:?}\n\
-                 jetstream {{ store_dir: {:?}, sync_interval: always }}\n",
-                ports,
-                folder.join("server.log"),
-                folder.join("store"),
-            );
-            let conf = folder.join("server.conf");
-            std::fs::write(&conf, text).with_context(|| format!("writing {}", conf.display()))?;
-            let child = Command::new("nats-server")
-                .arg("-c")
-                .arg(&conf)
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn();
-            let child = child.context("starting nats-server; it must be on the PATH for --nats spawn")?;
-            let mut spawned = Spawned { child, url: String::new() };
-            let started = tokio::time::Instant::now();
-            while started.elapsed() < START {
-                if let Some(status) = spawned.child.try_wait()? {
-                    anyhow::bail!("nats-server ended at once ({status}); see {}", folder.join("server.log").display());
-                }
-                if let Some(url) = port_file(&ports) {
-                    spawned.url = url;
-                    return Ok(spawned);
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            anyhow::bail!("nats-server did not say its port within {} s", START.as_secs())
-        }
-    }
-
-    fn port_file(folder: &PathBuf) -> Option<String> {
-        let file = std::fs::read_dir(folder).ok()?.flatten().next()?;
-        let value: serde_json::Value = serde_json::from_slice(&std::fs::read(file.path()).ok()?).ok()?;
-        value["nats"][0].as_str().map(str::to_owned)
-    }
-
-    impl Drop for Spawned {
-        fn drop(&mut self) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
     }
 }
