@@ -281,3 +281,60 @@ fn an_act_that_was_cut_off_is_judged_and_its_topic_closed() {
     assert_eq!(outcome["body"]["reasons"][0]["rule"], "restart");
     assert!(!loaded().contains("loaded:"), "{}", loaded());
 }
+
+#[test]
+#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
+fn brokers_that_are_asked_give_the_same_plan_and_keep_what_asking_made_them_load() {
+    use trimtab_tests::pulsar::PulsarRig;
+    // What they have loaded they would trim by themselves, and this is about what is planned.
+    let mess = Mess::start_with(PulsarRig::builder().setting("retentionCheckIntervalInSeconds", "3600")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path();
+    let (from, url, policies) = (format!("zk://{}", mess.rig.zk()), mess.rig.web(), topic_policies(state));
+    let plan = |more: &[&str]| {
+        let args = ["plan", "--from", &from, "--namespace", "attic/topical", "--explain", "--output", "json"];
+        let ended = run(state, &[&args[..], more].concat());
+        let items: BTreeMap<String, (String, Value)> = ended.json()["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| {
+                let text = |name: &str| item[name].as_str().unwrap().to_owned();
+                (text("subject").replace("persistent://attic/topical/", ""), (text("verdict"), item["ledgers"].clone()))
+            })
+            .collect();
+        (items, ended)
+    };
+    let verdict = |items: &BTreeMap<String, (String, Value)>, topic: &str| items[topic].0.clone();
+    let topics = ["short", "long", "ttl"];
+    let (unknown, _) = plan(&[]);
+    assert!(topics.iter().all(|topic| verdict(&unknown, topic) == "skip"), "{unknown:?}");
+    let (known, _) = plan(&["--topic-policies", &policies]);
+    assert_eq!((verdict(&known, "short"), verdict(&known, "ttl")), ("trim".to_owned(), "expire-then-trim".to_owned()));
+
+    // Nobody has these bundles, so the broker takes them to answer, and loads what is in them. How it was before is recorded.
+    let (asked, ended) = plan(&["--ask-brokers", "--admin", &url]);
+    assert!(ended.err.contains("made a broker take bundles of this namespace"), "{ended:?}");
+    assert!(topics.iter().all(|topic| ["skip", "keep"].contains(&verdict(&asked, topic).as_str())), "{asked:?}");
+    let record = std::fs::read_to_string(state.join("audit/plan.jsonl")).unwrap();
+    let record: Vec<Value> = record.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for topic in topics {
+        let subject = format!("persistent://attic/topical/{topic}");
+        let seen = record.iter().find(|entry| entry["subject"] == subject.as_str()).unwrap();
+        assert!(seen["kind"] == "evidence" && seen["body"]["ledgers"].is_object(), "{seen:#}");
+    }
+    let loaded = record.iter().find(|entry| entry["body"]["loaded_by_asking"].is_array()).unwrap();
+    assert_eq!(loaded["body"]["loaded_by_asking"].as_array().unwrap().len(), topics.len(), "{loaded:#}");
+
+    // Where a broker has the bundle already, asking loads nothing more.
+    for topic in topics {
+        let path = format!("persistent/attic/topical/{topic}/unload");
+        mess.rig.rest("PUT", &path, None).unwrap().ok().unwrap();
+    }
+    let (known, _) = plan(&["--topic-policies", &policies]);
+    let (asked, ended) = plan(&["--ask-brokers", "--admin", &url]);
+    assert_eq!(asked, known);
+    assert!(!ended.err.contains("made a broker take"), "{ended:?}");
+    // What was due at once, the broker trimmed when it loaded it.
+    assert!(verdict(&asked, "ttl") == "expire-then-trim" && verdict(&asked, "long") == "keep", "{asked:?}");
+}
