@@ -469,6 +469,48 @@ async fn nats_missing_permissions_are_named() {
     assert!(matches!(refused, Err(BusError::Refused { .. })), "{refused:?}");
 }
 
+/// The two sides of a recovery with the rights that `docs/recovery.md` names, and no more.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs nats-server"]
+async fn nats_lanes_need_the_rights_that_are_documented() {
+    let consumers = |stream: &str| {
+        let api = ["INFO", "CREATE", "MSG.NEXT"].map(|call| format!("\"$JS.API.CONSUMER.{call}.{stream}.>\""));
+        format!("{}, \"$JS.ACK.{stream}.>\"", api.join(", "))
+    };
+    let users = format!(
+        r#"authorization {{ users: [
+        {{ user: admin, password: a }},
+        {{ user: recover, password: b, permissions: {{
+            publish: ["trimtab.job.>", "trimtab.res.>", "trimtab.dlq.finisher.>", {}], subscribe: ["_INBOX_recover.>"] }} }},
+        {{ user: recovery, password: c, permissions: {{
+            publish: ["trimtab.rep.>", "trimtab.dlq.recovery.>", {}], subscribe: ["_INBOX_recovery.>"] }} }} ] }}"#,
+        consumers("TT_REP"),
+        consumers("TT_JOB"),
+    );
+    let nats = start_nats(&users).await;
+    let as_user = |user: &str, password: &str| NatsOptions {
+        credentials: Credentials::UserPassword { user: user.to_owned(), password: password.to_owned() },
+        ..nats.options(quick())
+    };
+    let _admin = JetStream::connect(as_user("admin", "a")).await.expect("connected");
+    let role = async |user: &str, password| {
+        let inbox_prefix = Some(format!("_INBOX_{user}"));
+        let options = NatsOptions { create: false, inbox_prefix, ..as_user(user, password) };
+        JetStream::connect(options).await.expect("connected")
+    };
+    let (recover, recovery) = (role("recover", "b").await, role("recovery", "c").await);
+    let within = Duration::from_secs(5);
+    recover.publish(&event(Role::Recovery, "job", "x")).await.expect("published");
+    let got = timeout(within, recovery.take_lane(Role::Recovery, "t")).await.expect("in time").expect("taken");
+    recovery.publish(&event(Role::Finisher, "report", "x")).await.expect("published");
+    got.settle.done().await.expect("settled");
+    let got = timeout(within, recover.take_lane(Role::Finisher, "t")).await.expect("in time").expect("taken");
+    got.settle.dead("to see that it may".to_owned()).await.expect("buried");
+    recover.publish(&event(Role::Audit, "outcome", "x")).await.expect("published");
+    let refused = recovery.publish(&event(Role::Recovery, "forged", "y")).await;
+    assert!(matches!(refused, Err(BusError::Refused { .. })), "{refused:?}");
+}
+
 /// The pair of keys that the NATS documentation uses.
 const NKEY: &str = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4";
 const NKEY_SEED: &str = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY";

@@ -469,6 +469,32 @@ async fn a_worker_that_falls_silent_is_given_up() {
     assert_eq!(with_liar(silent, over).await, 0);
 }
 
+/// Nobody takes the first offers before they are void; who comes then gets them again, and all that follows.
+#[tokio::test(flavor = "multi_thread")]
+async fn offers_that_became_void_are_made_again() {
+    let ground = Ground::small();
+    let signer = Signer::ephemeral();
+    let parts = |signer| RecoveryParts {
+        signer,
+        at_once: Semaphore::new(1),
+        clock: Clock::system(),
+        instance: "late".to_owned(),
+        metrics: Arc::new(RecoveryMetrics::new()),
+    };
+    let key = signer.public_key();
+    let late = Arc::new(RecoveryWorker::new(ground.at.clone(), Arc::new(parts(signer))));
+    let (bus, stop): (Arc<dyn Bus>, _) = (ground.bus.clone(), ground.stop.clone());
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        worker::run(late, bus, LoopOptions { at_once: 1, ..LoopOptions::default() }, Arc::new(Metrics::new()), stop)
+            .await;
+    });
+    let over = OverOptions { ahead: 2, valid: Duration::from_millis(700), ..all_over_the_bus() };
+    let (report, elsewhere) = ground.recover(0, [key], over).await;
+    assert_eq!((report.outcome, elsewhere), (Outcome::Recovered, FEW), "{:?}", report.errors);
+    ground.came_out_the_same();
+}
+
 /// What a worker is asked to read must be a segment of its log dir in the state that was meant, and wanted still.
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_read_only_what_they_may() {
@@ -495,12 +521,15 @@ async fn workers_read_only_what_they_may() {
     };
     fs::write(ground.dir.parent().unwrap().join("00000000000000000000.log"), b"secret").unwrap();
     let other_time = trimtab_events::FileSeen { modified_ns: seen.modified_ns + 1, ..seen };
-    type Says = Option<RecoveryWork>;
-    let cases: [(&str, RecoverySegment, Says); 6] = [
-        ("good", good.clone(), Some(RecoveryWork::Verified)),
-        ("void", RecoverySegment { void_after_ms: now_ms - 1, index_interval_bytes: 1, ..good.clone() }, None),
-        ("another state", RecoverySegment { seen: other_time, ..good.clone() }, Some(RecoveryWork::Failed)),
-        ("gone", RecoverySegment { folder: "t-9".into(), ..good.clone() }, Some(RecoveryWork::Failed)),
+    let cases: [(&str, RecoverySegment, RecoveryWork); 6] = [
+        ("good", good.clone(), RecoveryWork::Verified),
+        (
+            "void",
+            RecoverySegment { void_after_ms: now_ms - 1, index_interval_bytes: 1, ..good.clone() },
+            RecoveryWork::Void,
+        ),
+        ("another state", RecoverySegment { seen: other_time, ..good.clone() }, RecoveryWork::Failed),
+        ("gone", RecoverySegment { folder: "t-9".into(), ..good.clone() }, RecoveryWork::Failed),
         (
             "outside",
             RecoverySegment {
@@ -509,13 +538,9 @@ async fn workers_read_only_what_they_may() {
                 base_offset: 0,
                 ..good.clone()
             },
-            Some(RecoveryWork::Failed),
+            RecoveryWork::Failed,
         ),
-        (
-            "no segment",
-            RecoverySegment { file: "partition.metadata".into(), ..good.clone() },
-            Some(RecoveryWork::Failed),
-        ),
+        ("no segment", RecoverySegment { file: "partition.metadata".into(), ..good.clone() }, RecoveryWork::Failed),
     ];
     for (what, mut job, says) in cases {
         job.id = job.id_of();
@@ -524,8 +549,9 @@ async fn workers_read_only_what_they_may() {
         ground.bus.publish(&event).await.unwrap();
         let trusted = Trusted::new([key.clone()]).unwrap();
         let said = loop {
-            let taken = tokio::time::timeout(Duration::from_secs(2), ground.bus.take_lane(Role::Finisher, &lane)).await;
-            let Ok(taken) = taken.map(Result::unwrap) else { break None };
+            let taken =
+                tokio::time::timeout(Duration::from_secs(20), ground.bus.take_lane(Role::Finisher, &lane)).await;
+            let taken = taken.expect("in time").unwrap();
             let event = taken.event.as_ref().unwrap();
             trusted.check(event).unwrap();
             let Body::RecoveryReport(report) = event.body().unwrap() else { panic!("{event:?}") };
@@ -533,7 +559,7 @@ async fn workers_read_only_what_they_may() {
             assert_eq!(report.job, id);
             if report.state != RecoveryWork::Working {
                 assert_eq!(report.images.is_some(), report.state == RecoveryWork::Verified);
-                break Some(report.state);
+                break report.state;
             }
         };
         assert_eq!(said, says, "{what}");

@@ -47,7 +47,8 @@ pub struct RecoverySegment {
     pub segment_index_bytes: i32,
     /// The file as the planner saw it.
     pub seen: FileSeen,
-    /// Nobody waits for it after this time, milliseconds since 1970.
+    /// Whoever takes it after this time, milliseconds since 1970, says that it is void instead of reading it: the process that
+    /// wanted it may be long gone.
     pub void_after_ms: i64,
 }
 
@@ -78,6 +79,8 @@ pub enum RecoveryWork {
     Verified,
     /// It could not be read, or is not the file that was meant.
     Failed,
+    /// It was not begun: it came when nobody should have been waiting for it any more. Who does offers it again.
+    Void,
 }
 
 impl RecoveryWork {
@@ -87,6 +90,7 @@ impl RecoveryWork {
             RecoveryWork::Working => "working",
             RecoveryWork::Verified => "verified",
             RecoveryWork::Failed => "failed",
+            RecoveryWork::Void => "void",
         }
     }
 }

@@ -44,6 +44,8 @@ pub struct OverOptions {
     pub min_bytes: u64,
     /// A worker that was not heard for so long is given up.
     pub silence: Duration,
+    /// A worker that reads no further for so long is given up, whatever it says.
+    pub stalled: Duration,
     /// When an offer becomes void.
     pub valid: Duration,
 }
@@ -55,6 +57,7 @@ impl Default for OverOptions {
             ahead: 4,
             min_bytes: 1 << 20,
             silence: Duration::from_secs(10),
+            stalled: Duration::from_secs(60),
             valid: Duration::from_secs(60),
         }
     }
@@ -108,7 +111,21 @@ struct Offered {
     begun: bool,
     heard: Instant,
     bytes: u64,
+    /// When `bytes` last grew.
+    moved: Instant,
     answer: Option<RecoveryReport>,
+}
+
+impl Offered {
+    fn new() -> Offered {
+        let now = Instant::now();
+        Offered { begun: false, heard: now, bytes: 0, moved: now, answer: None }
+    }
+
+    /// Whether its worker is given up.
+    fn is_lost(&self, options: &OverOptions) -> bool {
+        self.heard.elapsed() > options.silence || self.moved.elapsed() > options.stalled
+    }
 }
 
 /// Leave to verify in this process; given back when dropped.
@@ -218,12 +235,16 @@ impl Segments {
             debug!(job = %report.job, worker = report.worker, "a report that nobody waits for");
             return;
         };
+        let now = Instant::now();
         if !offered.begun {
             offered.begun = true;
+            offered.moved = now;
             *unbegun -= 1;
         }
-        offered.heard = Instant::now();
-        offered.bytes = offered.bytes.max(report.bytes);
+        offered.heard = now;
+        if report.bytes > offered.bytes {
+            (offered.bytes, offered.moved) = (report.bytes, now);
+        }
         if report.state != RecoveryWork::Working && offered.answer.is_none() {
             offered.answer = Some(report);
         }
@@ -249,7 +270,8 @@ impl Segments {
             index_interval_bytes: job.index_interval_bytes,
             segment_index_bytes: job.segment_index_bytes,
             seen,
-            void_after_ms: over.clock.now_ms() + i64::try_from(over.options.valid.as_millis()).unwrap_or(0),
+            // Known when it is published.
+            void_after_ms: 0,
         };
         segment.id = segment.id_of();
         Some((at, segment))
@@ -294,7 +316,7 @@ impl Segments {
             let rests = state.rests();
             if !rests && state.unbegun < over.options.ahead && !state.out.contains_key(&id) {
                 state.unbegun += 1;
-                state.out.insert(id, Offered { begun: false, heard: Instant::now(), bytes: 0, answer: None });
+                state.out.insert(id, Offered::new());
                 return Ok(None);
             }
             if self.here == 0 && rests {
@@ -317,13 +339,16 @@ impl Segments {
 
     /// Publishes an offer. On failure everything is done here for a while.
     fn publish(&self, over: &OverBus, segment: &RecoverySegment) {
+        let now_ms = over.clock.now_ms();
+        let void_after_ms = now_ms + i64::try_from(over.options.valid.as_millis()).unwrap_or(0);
         let event = Event::new(
-            segment.id.to_string(),
+            // An offer that is made again is no duplicate of the first.
+            format!("{}-{now_ms}", segment.id),
             &source("recover", &over.instance),
             &segment.lane,
-            timestamp(over.clock.now_ms()),
+            timestamp(now_ms),
             telemetry::trace_of(&Span::current()),
-            segment.clone(),
+            RecoverySegment { void_after_ms, ..segment.clone() },
         );
         let published = event.map_err(|e| e.to_string()).and_then(|event| {
             let publish = async { tokio::time::timeout(PUBLISH, over.bus.publish(&event)).await };
@@ -359,13 +384,22 @@ impl Segments {
                 let bytes = offered.bytes.min(segment.seen.size);
                 control.count(bytes.saturating_sub(*counted));
                 *counted = bytes.max(*counted);
-                let silent = offered.heard.elapsed() > over.options.silence;
-                let wanted_here = if offered.begun { silent } else { nobody_idle || rests };
-                turn = offered.answer.take().map(|report| Turn::Answer(Box::new(report)));
+                let lost = offered.is_lost(&over.options);
+                let wanted_here = if offered.begun { lost } else { nobody_idle || rests };
+                let answer = offered.answer.take();
+                if answer.as_ref().is_some_and(|report| report.state == RecoveryWork::Void) && !rests {
+                    *offered = Offered::new();
+                    state.unbegun += 1;
+                    drop(state);
+                    self.publish(over, segment);
+                    state = lock(&self.state);
+                    continue;
+                }
+                turn = answer.map(|report| Turn::Answer(Box::new(report)));
                 if turn.is_none() && wanted_here {
                     turn = self.free_permit(&mut state).map(Turn::Here);
                 }
-                if turn.is_none() && self.here == 0 && (silent || rests) {
+                if turn.is_none() && self.here == 0 && (lost || rests) {
                     turn = Some(Turn::Here(Permit(None)));
                 }
             }
@@ -395,8 +429,8 @@ impl Segments {
         report: &RecoveryReport,
         spool: &dyn Spool,
     ) -> Result<SegmentReport, (&'static str, String)> {
-        if report.state == RecoveryWork::Failed {
-            return Err(("failed", report.why.clone().unwrap_or_default()));
+        if report.state != RecoveryWork::Verified {
+            return Err(("failed", report.why.clone().unwrap_or_else(|| report.state.name().to_owned())));
         }
         let now = FileIdentity::read(&job.path).map_err(|e| ("other-file", e.to_string()))?;
         if report.seen != Some(segment.seen) || seen(now) != Some(segment.seen) {

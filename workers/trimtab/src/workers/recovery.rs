@@ -168,8 +168,8 @@ impl Worker for RecoveryWorker {
             }
             let _permit = self.parts.at_once.acquire().await.map_err(|e| Failure::new(Class::Transient, e))?;
             if self.parts.clock.now_ms() > job.void_after_ms {
-                debug!(folder = job.folder, file = job.file, "nobody waits for this segment any more");
-                return Ok(());
+                debug!(folder = job.folder, file = job.file, "perhaps nobody waits for this segment any more");
+                return self.say(self.report(&job, RecoveryWork::Void, 0), out).await;
             }
             self.work(&job, out).await
         }
