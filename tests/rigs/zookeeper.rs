@@ -178,7 +178,8 @@ impl ZooKeeperRig {
         let mut keytool = Command::new("keytool");
         keytool.args(args).args(["-storetype", "PKCS12", "-storepass", PASSWORD]).current_dir(self.folder.path());
         if args[0] == "-genkeypair" {
-            keytool.args(["-keyalg", "EC", "-groupname", "secp256r1", "-validity", "3650"]);
+            // Keys of elliptic curves come out of a JDK without their public half, which not every client takes.
+            keytool.args(["-keyalg", "RSA", "-keysize", "2048", "-validity", "3650"]);
         } else if args[0] == "-gencert" {
             keytool.args(["-validity", "3650"]);
         }

@@ -210,7 +210,15 @@ impl Zk {
             }
             Err(_) => {
                 let seconds = self.options.connect_timeout.as_secs();
-                Err(TargetError::new(Class::Transient, what(), format!("no server answered within {seconds} s")))
+                // The client tries every server again and again, and does not say what was wrong with each.
+                let hint = match self.connection.tls {
+                    Some(_) => {
+                        " over TLS: is it the port with TLS, is the server's certificate of the authority in zk_ca_file, and does it \
+                         ask for a certificate of ours (zk_cert_file)?"
+                    }
+                    None => "",
+                };
+                Err(TargetError::new(Class::Transient, what(), format!("no server answered within {seconds} s{hint}")))
             }
         }
     }
