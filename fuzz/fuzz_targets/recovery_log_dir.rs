@@ -56,8 +56,8 @@ fuzz_target!(|data: &[u8]| {
         check: false,
         now_ms: Some(0),
         cut: CutPolicy::Discard,
-        repair_checkpoints: data.len() % 2 == 0,
-        truncate_overflow: data.len() % 3 == 0,
+        repair_checkpoints: data.len().is_multiple_of(2),
+        truncate_overflow: data.len().is_multiple_of(3),
     };
     let Ok(report) = recover(&options, &Stop::default(), &|_| ()) else { return };
     if report.outcome == Outcome::Recovered {
