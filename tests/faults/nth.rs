@@ -105,7 +105,7 @@ fn any_call_of_an_apply_may_go_wrong_once() {
         in_order(&ground);
         for (decision, outcome) in plan.iter().zip(second) {
             let outcome = outcome.unwrap_or_else(|e| panic!("{}: {e}", decision.subject));
-            let why = outcome.reasons.first().map_or("", |reason| reason.rule.as_str());
+            let why = outcome.reasons.first().map_or("", |reason| &*reason.rule);
             let fine = outcome.status == Status::Done || why == "repeated" || why == "changed";
             assert!(fine, "{}: {outcome:?}", decision.subject);
         }

@@ -116,7 +116,7 @@ fn p_10_system_topics_are_never_candidates() {
         let plain = topic(&[ledger(1, 10, MIB, 9 * DAY), last(2)], closed(10, MIB, 8 * DAY));
         let topic = LedgerCandidate { subject: name.subject(), class: name.class, ..plain };
         let decision = by_default(&topic);
-        assert_eq!((decision.verdict, decision.reasons[0].rule.as_str()), (Verdict::Skip, "system-topic"), "{path}");
+        assert_eq!((decision.verdict, &*decision.reasons[0].rule), (Verdict::Skip, "system-topic"), "{path}");
     }
 }
 
@@ -283,7 +283,7 @@ fn x_06_dead_letter_and_retry_topics_are_kept_by_the_default_profile() {
             topic.partition = Partition::Of { index: 0, count: Evidence::Present(1) };
         }
         let decision = by_default(&topic);
-        assert_eq!((decision.verdict, decision.reasons[0].rule.as_str()), (Verdict::Keep, "protected"), "{local}");
+        assert_eq!((decision.verdict, &*decision.reasons[0].rule), (Verdict::Keep, "protected"), "{local}");
         // Naming other patterns replaces the default.
         assert_eq!(decided(&topic, vec![], NOW).verdict, Verdict::Trim, "{local}");
     }

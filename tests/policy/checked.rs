@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 use trimtab_events::{
-    Cursor, CursorKind, Decision, Evidence, Expire, LastLedger, LedgerCandidate, LedgerInfo, Loaded, Partition,
-    Position, Retention, TopicClass, Verdict,
+    Candidate, Cursor, CursorKind, Decision, Evidence, Expire, LastLedger, LedgerCandidate, LedgerInfo, Loaded,
+    Partition, Position, Retention, TopicClass, Verdict,
 };
-use trimtab_policy::{AgeRule, Policy, PolicyConfig, check, decide};
+use trimtab_policy::{AgeRule, Policy, PolicyConfig, act_on_any, check, decide};
 
 use super::space::{MIB, NOW, asked, candidates};
 use super::{config, context, decided, rule, unprotected};
@@ -149,8 +149,13 @@ proptest! {
     fn check_agrees_with_decide(topic in candidates(), asked in prop::option::of(asked()), pip in prop::bool::weighted(0.1)) {
         let age_rule = if pip { AgeRule::Pip219 } else { AgeRule::Broker };
         let config = PolicyConfig { rules: asked.iter().map(rule).collect(), age_rule, ..unprotected() };
-        let decision = decide(&topic, &Policy::new(config, "test").unwrap(), &context(NOW));
+        let policy = Policy::new(config, "test").unwrap();
+        let decision = decide(&topic, &policy, &context(NOW));
         prop_assert_eq!(check(&decision, &topic, NOW), Ok(()), "{:#?}", decision);
+        // Deciders ask for what acts only.
+        let acts = act_on_any(&Candidate::Ledger(Box::new(topic)), &policy, &context(NOW));
+        let verdict = decision.verdict;
+        prop_assert_eq!(acts, vec![if verdict.acts() { Ok(Box::new(decision)) } else { Err(verdict) }]);
     }
 
     #[test]

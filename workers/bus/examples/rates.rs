@@ -55,7 +55,7 @@ async fn main() -> Result<()> {
 
     let pages = events / 4;
     let page = format!("[{}]", vec![format!("{{\"x\":\"{}\"}}", "x".repeat(290)); PAGE as usize].join(","));
-    let page = serde_json::value::RawValue::from_string(page).unwrap_or_default();
+    let page = trimtab_events::Data::from(serde_json::value::RawValue::from_string(page).unwrap_or_default());
     let started = Instant::now();
     let audit = work(&bus, Role::Audit, pages, |_| None).await;
     let decider = work(&bus, Role::Decider, pages, |got| {

@@ -97,7 +97,8 @@ pub fn event(role: Role, id: &str, subject: &str) -> Event {
         tracestate: Some("a=1,b=2".to_owned()),
         signer: Some("UA".to_owned()),
         signature: Some("c2ln".to_owned()),
-        data: serde_json::value::RawValue::from_string(data).expect("JSON"),
+        proof: Some("cHJvb2Y=".to_owned()),
+        data: serde_json::value::RawValue::from_string(data).expect("JSON").into(),
     }
 }
 

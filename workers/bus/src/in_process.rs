@@ -298,7 +298,7 @@ fn size_of(event: &Event) -> Result<u64> {
         &event.dataschema,
         &event.datacontenttype,
     ];
-    let optional = [&event.traceparent, &event.tracestate, &event.signer, &event.signature];
+    let optional = [&event.traceparent, &event.tracestate, &event.signer, &event.signature, &event.proof];
     let optional = optional.iter().filter_map(|t| t.as_ref()).map(String::len).sum::<usize>();
     let bound = event.data.get().len() + text.iter().map(|t| t.len()).sum::<usize>() + optional + ATTRIBUTES;
     if bound < MAX_EVENT_BYTES / 2 {

@@ -120,8 +120,10 @@ pub(crate) fn role_of(event: &Event) -> Result<Role> {
 
 /// What a dead letter shows of bytes that may or may not be an event: themselves, or base64.
 pub(crate) fn letter_text(bytes: &[u8]) -> String {
-    match (Event::from_bytes(bytes), std::str::from_utf8(bytes)) {
-        (Ok(_), Ok(text)) => text.to_owned(),
+    // Reading the envelope alone would not show that the rest is no JSON.
+    let is_event = Event::from_bytes(bytes).is_ok() && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
+    match std::str::from_utf8(bytes) {
+        Ok(text) if is_event => text.to_owned(),
         _ => base64::engine::general_purpose::STANDARD.encode(bytes),
     }
 }

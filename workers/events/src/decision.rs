@@ -1,5 +1,6 @@
 //! `decision`: what is to be done about one resource, why, and until when that holds.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
@@ -91,12 +92,12 @@ impl std::fmt::Display for Verdict {
 #[serde(deny_unknown_fields)]
 pub struct Reason {
     /// Name of the rule.
-    pub rule: String,
+    pub rule: Cow<'static, str>,
     /// What it says of this resource, for a person.
     pub says: String,
     /// What it looked at.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub inputs: BTreeMap<String, String>,
+    pub inputs: BTreeMap<Cow<'static, str>, Cow<'static, str>>,
 }
 
 /// The cursor that holds ledgers back.

@@ -3,11 +3,10 @@
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 
 use crate::{
-    Decision, LedgerPage, Notice, Outcome, RecoveryOutcome, RecoveryReport, RecoverySegment, ScanReport, ScanRequest,
-    SubscriberPage, key_of, shard_of,
+    Data, Decision, LedgerPage, Notice, Outcome, RecoveryOutcome, RecoveryReport, RecoverySegment, ScanReport,
+    ScanRequest, SubscriberPage, key_of, shard_of,
 };
 
 /// No event is larger. Larger things go to files or further pages.
@@ -72,12 +71,17 @@ pub struct Event {
     /// Public key (nkey) of whoever signed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signer: Option<String>,
-    /// Ed25519 signature over [`Event::signed_bytes`], base64.
+    /// Ed25519 signature, base64: over [`Event::signed_bytes`], or, with a `proof`, over the root that it leads to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
+    /// Of an event that was signed together with others: the way from the hash of [`Event::signed_bytes`] to the root of the
+    /// tree of their hashes (SHA-256, as in RFC 6962, section 2.1), base64. Of each partner on the way one byte, 0 when it is the
+    /// left one and 1 when it is the right one, and its hash. The text `trimtab events v1 ` is signed before the root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proof: Option<String>,
     /// The body, as JSON.
     #[schemars(with = "serde_json::Value")]
-    pub data: Box<RawValue>,
+    pub data: Data,
 }
 
 macro_rules! bodies {
@@ -94,13 +98,13 @@ macro_rules! bodies {
                 match self { $(Body::$name(_) => ($kind, $file),)+ }
             }
 
-            fn json(&self) -> serde_json::Result<Box<RawValue>> {
-                match self { $(Body::$name(body) => serde_json::value::to_raw_value(body),)+ }
+            fn json(&self) -> serde_json::Result<Data> {
+                match self { $(Body::$name(body) => serde_json::value::to_raw_value(body).map(Data::from),)+ }
             }
 
-            fn parse(kind: &str, data: &RawValue) -> Result<Body, Invalid> {
+            fn parse(kind: &str, data: &str) -> Result<Body, Invalid> {
                 match kind {
-                    $($kind => serde_json::from_str(data.get())
+                    $($kind => serde_json::from_str(data)
                         .map(Body::$name)
                         .map_err(|e| Invalid(format!("data does not fit {}: {e}", $file))),)+
                     other => Err(Invalid(format!("type {other:?} is not one of ours"))),
@@ -205,6 +209,7 @@ impl Event {
             tracestate: trace.state,
             signer: None,
             signature: None,
+            proof: None,
             data,
         })
     }
@@ -218,7 +223,7 @@ impl Event {
         if self.specversion != "1.0" {
             return Err(Invalid(format!("specversion {:?} is not 1.0", self.specversion)));
         }
-        let body = Body::parse(&self.kind, &self.data)?;
+        let body = Body::parse(&self.kind, self.data.get())?;
         let (target, subject, action) = body.address();
         if !target.is_empty() && target != self.target {
             return Err(Invalid(format!("attribute target is {:?}, the data says {target:?}", self.target)));
@@ -244,6 +249,13 @@ impl Event {
 
     /// What a signature covers: every attribute that routes or identifies, and the data, each with its length before it.
     pub fn signed_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.data.get().len() + 512);
+        self.feed_signed(|part| bytes.extend_from_slice(part));
+        bytes
+    }
+
+    /// Hands out [`Event::signed_bytes`] piece by piece.
+    pub fn feed_signed(&self, mut to: impl FnMut(&[u8])) {
         let parts = [
             &*self.id,
             &self.source,
@@ -254,12 +266,10 @@ impl Event {
             &self.key,
             self.data.get(),
         ];
-        let mut bytes = Vec::with_capacity(self.data.get().len() + 512);
         for part in parts {
-            bytes.extend_from_slice(&(part.len() as u64).to_be_bytes());
-            bytes.extend_from_slice(part.as_bytes());
+            to(&(part.len() as u64).to_be_bytes());
+            to(part.as_bytes());
         }
-        bytes
     }
 
     /// As JSON.
@@ -267,22 +277,54 @@ impl Event {
     /// # Errors
     /// When the event is larger than [`MAX_EVENT_BYTES`].
     pub fn to_bytes(&self) -> Result<Vec<u8>, Invalid> {
-        let bytes = serde_json::to_vec(self).map_err(|e| Invalid(format!("cannot write event {}: {e}", self.id)))?;
-        if bytes.len() > MAX_EVENT_BYTES {
-            return Err(Invalid(format!("event {} has {} bytes, more than {MAX_EVENT_BYTES}", self.id, bytes.len())));
-        }
+        let mut bytes = Vec::with_capacity(self.data.get().len() + 1024);
+        self.write(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// From JSON. Only the envelope is read; [`Event::body`] reads the rest.
+    /// [`Event::to_bytes`] to the end of what is there.
     ///
     /// # Errors
-    /// When it is not JSON, too large, or not an envelope.
+    /// When the event is larger than [`MAX_EVENT_BYTES`].
+    pub fn write(&self, to: &mut Vec<u8>) -> Result<(), Invalid> {
+        let before = to.len();
+        serde_json::to_writer(&mut *to, self).map_err(|e| Invalid(format!("cannot write event {}: {e}", self.id)))?;
+        let length = to.len() - before;
+        if length > MAX_EVENT_BYTES {
+            return Err(Invalid(format!("event {} has {length} bytes, more than {MAX_EVENT_BYTES}", self.id)));
+        }
+        Ok(())
+    }
+
+    /// From JSON. Only the envelope is read; [`Event::body`] reads the rest, and finds out whether it is JSON at all.
+    ///
+    /// # Errors
+    /// When it is too large or not an envelope.
     pub fn from_bytes(bytes: &[u8]) -> Result<Event, Invalid> {
         if bytes.len() > MAX_EVENT_BYTES {
             return Err(Invalid(format!("{} bytes, more than an event may have ({MAX_EVENT_BYTES})", bytes.len())));
         }
-        serde_json::from_slice(bytes).map_err(|e| Invalid(format!("not an event: {e}")))
+        let invalid = |e: &dyn std::fmt::Display| Invalid(format!("not an event: {e}"));
+        let text = std::str::from_utf8(bytes).map_err(|e| invalid(&e))?;
+        match Event::with_data_at_its_end(text) {
+            Some(event) => Ok(event),
+            None => serde_json::from_str(text).map_err(|e| invalid(&e)),
+        }
+    }
+
+    /// Reads an event that is written as ours are, its data last, without looking through the data. None if it is not.
+    ///
+    /// Inside a text a quotation mark is escaped, and all attributes are texts: the first `,"data":` of an event is that of the
+    /// envelope or comes after it, and an event that ends with two braces ends with its data. Whatever else may be written so is
+    /// no JSON, which [`Event::body`] finds.
+    fn with_data_at_its_end(text: &str) -> Option<Event> {
+        const DATA: &str = ",\"data\":";
+        let at = text.find(DATA)?;
+        let data = text[at + DATA.len()..].strip_suffix('}').filter(|data| data.ends_with('}'))?;
+        let attributes = [&text[..at], DATA, "0}"].concat();
+        let mut event: Event = serde_json::from_str(&attributes).ok()?;
+        event.data = Data::came(data);
+        Some(event)
     }
 }
 
@@ -329,5 +371,52 @@ mod tests {
         assert!(Event::from_bytes(extra.as_bytes()).is_err());
         let extra = text.replacen("\"data\":{", "\"data\":{\"extra\":1,", 1);
         assert!(Event::from_bytes(extra.as_bytes()).expect("the envelope is fine").body().is_err());
+    }
+
+    /// What the whole way of reading says: the body, if both envelope and body can be read.
+    fn in_order(text: &str) -> Option<Body> {
+        serde_json::from_str::<Event>(text).ok()?.body().ok()
+    }
+
+    fn as_it_comes(text: &str) -> Option<Body> {
+        Event::from_bytes(text.as_bytes()).ok()?.body().ok()
+    }
+
+    #[test]
+    fn where_the_data_stands_makes_no_difference() {
+        let mut event = request();
+        event.source = "/trimtab/,\"data\":{}}/x".to_owned();
+        event.tracestate = Some("a=1".to_owned());
+        let ours = String::from_utf8(event.to_bytes().expect("small")).expect("utf-8");
+        let data = event.data.get().to_owned();
+        let head = ours.strip_suffix(&format!(",\"data\":{data}}}")).expect("data is last");
+        let spread = serde_json::to_string_pretty(&serde_json::from_str::<serde_json::Value>(&ours).expect("JSON"));
+        let others = [
+            format!("{{\"data\":{data},{}}}", &head[1..]),
+            format!("{head}, \"data\" : {data} }}\n"),
+            format!("{},\"data\":{data},\"tracestate\":\"a=1\"}}", head.replacen(",\"tracestate\":\"a=1\"", "", 1)),
+            spread.expect("JSON"),
+            ours,
+        ];
+        for text in others {
+            assert_eq!(as_it_comes(&text), event.body().ok(), "{text}");
+            assert_eq!(in_order(&text), event.body().ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_read_that_the_whole_way_would_refuse() {
+        let text = String::from_utf8(request().to_bytes().expect("small")).expect("utf-8");
+        let end = text.strip_suffix('}').expect("an object");
+        for more in [",\"data\":{}}", ",\"key\":\"x\"}", ",\"extra\":{}}", "}}", "}", "", "{}", ",", "]}", " x}"] {
+            let text = format!("{end}{more}");
+            assert_eq!(as_it_comes(&text), in_order(&text), "{text}");
+        }
+        for (at, _) in text.char_indices() {
+            for with in ["", "\"", "}", "{", ",\"data\":", "\\", "0"] {
+                let text = [&text[..at], with, &text[at + 1..]].concat();
+                assert_eq!(as_it_comes(&text), in_order(&text), "{text}");
+            }
+        }
     }
 }

@@ -33,7 +33,8 @@ pub fn event_id(kind: &str, parts: &[&str]) -> Uuid {
 /// and the resource's canonical name.
 pub fn key_of(target: &str, subject: &str) -> String {
     let hash = Sha256::new().chain_update(target).chain_update([0]).chain_update(subject).finalize();
-    hash[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    let digit = |value: u8| char::from(b"0123456789abcdef"[usize::from(value)]);
+    hash[..16].iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
 /// The shard of a key made by [`key_of`], or of any other text.
@@ -50,6 +51,8 @@ mod tests {
     fn keys_are_fixed_in_length_and_differ_by_target() {
         let a = key_of("a", "persistent://t/n/x");
         assert_eq!(a.len(), 32);
+        let hash = Sha256::digest(b"a\0persistent://t/n/x");
+        assert_eq!(a, hash[..16].iter().map(|byte| format!("{byte:02x}")).collect::<String>());
         assert_ne!(a, key_of("b", "persistent://t/n/x"));
         assert!(shard_of(&a) < SHARDS);
     }

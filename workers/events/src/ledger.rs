@@ -1,16 +1,70 @@
 //! `candidate.ledger`: the ledgers of a topic and everything that decides what may happen to them.
 
 use schemars::JsonSchema;
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Evidence;
 
-/// Reads a variant that holds nothing. `deny_unknown_fields` does not reach those of a tagged enum.
-fn nothing_more<'de, D: Deserializer<'de>>(from: D) -> Result<(), D::Error> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Nothing {}
-    Nothing::deserialize(from).map(|Nothing {}| ())
+/// Reads a field that may be missing, but not be `null`.
+fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
+}
+
+/// Reads a tagged enum as one struct of everything that any variant holds. What serde derives for such an enum keeps all fields in
+/// a list until it has seen the tag, for each of the candidates of a page; and `deny_unknown_fields` does not reach those of a
+/// variant that holds nothing.
+macro_rules! tagged {
+    ($name:ident as $flat:ident, $of:ident { $($field:ident: $type:ty),+ }
+        $($variant:ident { $($needs:ident),* } else { $($none:ident),* })+) => {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        enum $of { $($variant),+ }
+
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct $flat {
+            is: $of,
+            $(#[serde(default, deserialize_with = "given")] $field: Option<$type>,)+
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<$name, D::Error> {
+                let flat = $flat::deserialize(from)?;
+                match flat.is {
+                    $($of::$variant => {
+                        $(if flat.$none.is_some() {
+                            let (field, variant) = (stringify!($none), stringify!($variant));
+                            return Err(D::Error::custom(format_args!("{variant} has no field {field:?}")));
+                        })*
+                        Ok($name::$variant { $($needs: flat.$needs.ok_or_else(|| D::Error::missing_field(stringify!($needs)))?),* })
+                    })+
+                }
+            }
+        }
+    };
+}
+
+tagged! {
+    Partition as FlatPartition, PartitionIs { index: u32, count: Evidence<u32> }
+    None {} else { index, count }
+    Of { index, count } else {}
+}
+
+tagged! {
+    LastLedger as FlatLastLedger, LastLedgerIs { why: String, entries: i64, bytes: i64, closed_ms: i64 }
+    Unknown { why } else { entries, bytes, closed_ms }
+    Missing {} else { why, entries, bytes, closed_ms }
+    Closed { entries, bytes, closed_ms } else { why }
+    Open {} else { why, entries, bytes, closed_ms }
+}
+
+tagged! {
+    Loaded as FlatLoaded, LoadedIs { why: String }
+    No {} else { why }
+    Yes {} else { why }
+    LeftOver {} else { why }
+    Unknown { why } else {}
 }
 
 /// What was seen of one topic. All times are milliseconds since 1970 as the target's own clock wrote them; 0 and negative
@@ -81,11 +135,10 @@ pub enum TopicClass {
 }
 
 /// Whether a topic is a partition.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Partition {
     /// Its name does not end in `-partition-<number>`.
-    #[serde(deserialize_with = "nothing_more")]
     None,
     /// A partition of this number.
     Of {
@@ -128,7 +181,7 @@ pub struct Offload {
 }
 
 /// What BookKeeper says of the last ledger of a list.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub enum LastLedger {
     /// It was not read, or could not be.
@@ -137,7 +190,6 @@ pub enum LastLedger {
         why: String,
     },
     /// BookKeeper does not know it.
-    #[serde(deserialize_with = "nothing_more")]
     Missing,
     /// Closed.
     Closed {
@@ -149,22 +201,18 @@ pub enum LastLedger {
         closed_ms: i64,
     },
     /// Open, or in recovery: a broker writes it, or died with it.
-    #[serde(deserialize_with = "nothing_more")]
     Open,
 }
 
 /// Whether a broker has the topic loaded.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Loaded {
     /// No: the last ledger is closed, or there is none.
-    #[serde(deserialize_with = "nothing_more")]
     No,
     /// Yes: the last ledger is open and younger than its bundle's owner.
-    #[serde(deserialize_with = "nothing_more")]
     Yes,
     /// No, but a broker died with it: the last ledger is open and no present owner made it.
-    #[serde(deserialize_with = "nothing_more")]
     LeftOver,
     /// It cannot be told.
     Unknown {
@@ -300,4 +348,58 @@ pub enum Level {
     Namespace,
     /// The broker's configuration.
     Broker,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::de::DeserializeOwned;
+
+    /// What is written is read again, whatever the order of the fields.
+    fn survives<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(is: &T) {
+        let text = serde_json::to_string(is).expect("JSON");
+        assert_eq!(serde_json::from_str::<T>(&text).expect("ours"), *is, "{text}");
+        let sorted = serde_json::to_value(is).expect("JSON").to_string();
+        assert_eq!(serde_json::from_str::<T>(&sorted).expect("ours"), *is, "{sorted}");
+    }
+
+    fn refused<T: DeserializeOwned>(text: &str) {
+        assert!(serde_json::from_str::<T>(text).is_err(), "{text}");
+    }
+
+    #[test]
+    fn tagged_values_have_the_fields_of_their_variant_and_no_others() {
+        survives(&Partition::None);
+        for count in [Evidence::Present(3), Evidence::Absent, Evidence::not_read()] {
+            survives(&Partition::Of { index: 2, count });
+        }
+        let closed = LastLedger::Closed { entries: 1, bytes: -2, closed_ms: 0 };
+        for last in [LastLedger::Unknown { why: "x".into() }, LastLedger::Missing, closed, LastLedger::Open] {
+            survives(&last);
+        }
+        for loaded in [Loaded::No, Loaded::Yes, Loaded::LeftOver, Loaded::Unknown { why: String::new() }] {
+            survives(&loaded);
+        }
+        for text in [
+            r#"{}"#,
+            r#"{"is":"closed"}"#,
+            r#"{"is":"closed","entries":1,"bytes":2}"#,
+            r#"{"is":"closed","entries":1,"bytes":2,"closed_ms":null}"#,
+            r#"{"is":"closed","entries":1,"bytes":2,"closed_ms":3,"why":"x"}"#,
+            r#"{"is":"closed","entries":1,"entries":1,"bytes":2,"closed_ms":3}"#,
+            r#"{"is":"open","why":"x"}"#,
+            r#"{"is":"open","why":null}"#,
+            r#"{"is":"open","is":"open"}"#,
+            r#"{"is":"missing","other":1}"#,
+            r#"{"is":"unknown"}"#,
+            r#"{"is":"Open"}"#,
+            r#""open""#,
+            "null",
+        ] {
+            refused::<LastLedger>(text);
+        }
+        refused::<Partition>(r#"{"is":"none","index":1}"#);
+        refused::<Partition>(r#"{"is":"of","index":1}"#);
+        refused::<Loaded>(r#"{"is":"no","why":"x"}"#);
+    }
 }

@@ -4,6 +4,7 @@
 //! [`Body`] is what its data may be. `schemas/` is generated from these types by [`schema::all`].
 
 mod candidate;
+mod data;
 mod decision;
 mod envelope;
 mod evidence;
@@ -18,6 +19,7 @@ pub mod schema;
 mod subscriber;
 
 pub use candidate::{Candidate, LedgerPage, MAX_PAGE, Page, SubscriberPage};
+pub use data::Data;
 pub use decision::{Consume, Decision, Expire, Holder, Reason, Stale, Verdict};
 pub use envelope::{Body, Event, Invalid, MAX_EVENT_BYTES, Trace};
 pub use evidence::{CHANGE_EVENTS_OPEN, Evidence, NOT_READ};

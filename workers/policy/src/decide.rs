@@ -1,5 +1,7 @@
 //! All rules over one candidate.
 
+use std::borrow::Cow;
+
 use trimtab_events::{
     Cursor, Decision, Evidence, Expire, Holder, LastLedger, LedgerCandidate, LedgerInfo, Level, Loaded, Partition,
     Policies, Reason, Retention, ScanRef, Verdict, decision_id,
@@ -115,6 +117,16 @@ struct Found {
     holder: Option<Holder>,
     revisit_ms: Option<i64>,
     reasons: Vec<Reason>,
+    /// Only the verdict is wanted.
+    silent: bool,
+}
+
+impl Found {
+    fn because(&mut self, policies: &Policies, rule: &'static str, says: impl FnOnce() -> String) {
+        if !self.silent {
+            self.reasons.push(with_limits(rule, says(), policies));
+        }
+    }
 }
 
 /// Decides what is to be done about one topic. The same input gives the same answer.
@@ -127,6 +139,30 @@ pub fn decide(topic: &LedgerCandidate, policy: &Policy, context: &Context<'_>) -
             verdict
         }
     };
+    decision(topic, policy, context, verdict, found)
+}
+
+/// The same, for who carries decisions out: what does not act is only a verdict.
+pub(crate) fn act_on(
+    topic: &LedgerCandidate,
+    policy: &Policy,
+    context: &Context<'_>,
+) -> Result<Box<Decision>, Verdict> {
+    // Most are left alone, and saying why takes longer than finding it; so who is acted on is judged twice.
+    let mut found = Found { silent: true, ..Found::default() };
+    match judge(topic, policy, context, &mut found) {
+        Ok(verdict) if verdict.acts() => Ok(Box::new(decide(topic, policy, context))),
+        Ok(verdict) | Err((verdict, _)) => Err(verdict),
+    }
+}
+
+fn decision(
+    topic: &LedgerCandidate,
+    policy: &Policy,
+    context: &Context<'_>,
+    verdict: Verdict,
+    found: Found,
+) -> Decision {
     Decision {
         id: decision_id(context.target, &topic.subject, &topic.seen, policy.hash(), verdict),
         scan: context.scan,
@@ -280,17 +316,17 @@ fn broker(
         found.expire = expirable(cursors, ttl);
         found.copies = copies(&after_expiry);
         take(case, found, after_expiry);
-        found.reasons.push(with_limits("ttl", ttl_says(ttl, policies), policies));
+        found.because(policies, "ttl", || ttl_says(ttl, policies));
         return Ok(Verdict::ExpireThenTrim);
     }
     found.copies = copies(&now);
     if !now.is_empty() || !found.copies.is_empty() {
-        let says = match (now.is_empty(), found.copies.is_empty()) {
-            (true, _) => "copies in tiered storage are complete and old enough for BookKeeper's to go".to_owned(),
-            (false, _) => "ledgers past retention or over the size, before every cursor".to_owned(),
+        let says = match now.is_empty() {
+            true => "copies in tiered storage are complete and old enough for BookKeeper's to go",
+            false => "ledgers past retention or over the size, before every cursor",
         };
         take(case, found, now);
-        found.reasons.push(with_limits("retention", says, policies));
+        found.because(policies, "retention", || says.to_owned());
         return Ok(Verdict::Trim);
     }
     blocked(case, slow, &due, policies, found)
@@ -328,11 +364,11 @@ fn needs_known_last(case: &Case<'_>) -> Result<(), exclude::Ruled> {
 /// Nothing is due by the limits: keep, or start the last ledger's clock.
 fn idle(case: &Case<'_>, policies: &Policies, found: &mut Found) -> Result<Verdict, exclude::Ruled> {
     if case.retention.minutes < 0 && case.retention.mib < 0 {
-        found.reasons.push(with_limits("retention", "infinite retention".into(), policies));
+        found.because(policies, "retention", || "infinite retention".to_owned());
         return Ok(Verdict::Keep);
     }
     if case.after.ledgers.is_empty() {
-        found.reasons.push(with_limits("retention", "nothing is due".into(), policies));
+        found.because(policies, "retention", || "nothing is due".to_owned());
         return Ok(Verdict::Keep);
     }
     if let [only] = case.after.ledgers.as_slice() {
@@ -343,12 +379,13 @@ fn idle(case: &Case<'_>, policies: &Policies, found: &mut Found) -> Result<Verdi
             if slow.is_none_or(|s| s.first_kept > only.id) {
                 found.dropped = case.after.dropped.clone();
                 found.revisit_ms = Some(case.now_ms.saturating_add(case.retention.minutes.saturating_mul(60_000)));
-                let says = format!(
-                    "only the last ledger ({} bytes) is left and it is old: one visit starts its retention time, a second one \
-                     after that time frees it",
-                    only.bytes
-                );
-                found.reasons.push(with_limits("start-clock", says, policies));
+                found.because(policies, "start-clock", || {
+                    format!(
+                        "only the last ledger ({} bytes) is left and it is old: one visit starts its retention time, a second \
+                         one after that time frees it",
+                        only.bytes
+                    )
+                });
                 return Ok(Verdict::StartClock);
             }
             found.holder = holder(case, slow, &[only.id], &[]);
@@ -356,11 +393,11 @@ fn idle(case: &Case<'_>, policies: &Policies, found: &mut Found) -> Result<Verdi
         if only.open && case.topic.loaded == Loaded::LeftOver {
             let says =
                 "nothing is due; the last ledger was left open by a broker that died and needs a roll-over first";
-            found.reasons.push(with_limits("retention", says.into(), policies));
+            found.because(policies, "retention", || says.to_owned());
             return Ok(Verdict::Keep);
         }
     }
-    found.reasons.push(with_limits("retention", "nothing is due".into(), policies));
+    found.because(policies, "retention", || "nothing is due".to_owned());
     Ok(Verdict::Keep)
 }
 
@@ -375,13 +412,13 @@ fn blocked(
     found.dropped.clear();
     let Some(slow) = slow else {
         // Only copies were due and they are held by nothing; `broker` has taken that case.
-        found.reasons.push(with_limits("retention", "nothing is due".into(), policies));
+        found.because(policies, "retention", || "nothing is due".to_owned());
         return Ok(Verdict::Keep);
     };
-    let says =
-        format!("past retention, but cursor {} stands before them at {}: {due:?}", slow.cursor.name, slow.position);
     found.holder = holder(case, Some(slow), due, &[]);
-    found.reasons.push(with_limits("cursor", says, policies));
+    found.because(policies, "cursor", || {
+        format!("past retention, but cursor {} stands before them at {}: {due:?}", slow.cursor.name, slow.position)
+    });
     Ok(Verdict::Blocked)
 }
 
@@ -397,21 +434,22 @@ fn holder(case: &Case<'_>, slow: Option<Slowest<'_>>, due: &[i64], freed: &[i64]
     })
 }
 
-fn with_limits(rule: &str, says: String, policies: &Policies) -> Reason {
+fn with_limits(rule: &'static str, says: String, policies: &Policies) -> Reason {
     let level = |level| match level {
-        Level::Topic => "topic".to_owned(),
-        Level::Namespace => "namespace".to_owned(),
-        Level::Broker => "broker".to_owned(),
+        Level::Topic => "topic".into(),
+        Level::Namespace => "namespace".into(),
+        Level::Broker => "broker".into(),
     };
     let (retention, ttl) = (policies.retention, policies.ttl_s);
+    let number = |value: i64| Cow::Owned(value.to_string());
     let inputs = [
-        ("retention_minutes", retention.value.minutes.to_string()),
-        ("retention_mib", retention.value.mib.to_string()),
+        ("retention_minutes", number(retention.value.minutes)),
+        ("retention_mib", number(retention.value.mib)),
         ("retention_level", level(retention.level)),
-        ("ttl_s", ttl.value.to_string()),
+        ("ttl_s", number(ttl.value)),
         ("ttl_level", level(ttl.level)),
     ];
-    Reason { rule: rule.to_owned(), says, inputs: inputs.map(|(k, v)| (k.to_owned(), v)).into() }
+    Reason { rule: rule.into(), says, inputs: inputs.map(|(name, value)| (name.into(), value)).into() }
 }
 
 /// PIP-219's age rule. Its ledgers are those it would wake the topic for; what goes is still the broker's word.
@@ -422,25 +460,22 @@ fn pip219(case: &Case<'_>, policies: &Policies, found: &mut Found) -> Result<Ver
     };
     let ids: Vec<i64> = case.after.ledgers.iter().filter(old).map(|ledger| ledger.id).collect();
     if ids.is_empty() {
-        found.reasons.push(with_limits(
-            "pip-219",
-            "no ledger is older than retention and TTL together".into(),
-            policies,
-        ));
+        found.because(policies, "pip-219", || "no ledger is older than retention and TTL together".to_owned());
         return Ok(Verdict::Keep);
     }
     needs_known_last(case)?;
     let slow = slowest(case, cursors_of(case.topic)?, None)?;
     let now = case.freed(slow);
     if now.is_empty() {
-        let says = format!("by age PIP-219 would visit it for {ids:?}; the broker would free nothing");
         found.holder = holder(case, slow, &ids, &[]);
-        found.reasons.push(with_limits("pip-219", says, policies));
+        found.because(policies, "pip-219", || {
+            format!("by age PIP-219 would visit it for {ids:?}; the broker would free nothing")
+        });
         return Ok(Verdict::Blocked);
     }
     found.dropped = case.after.dropped.clone();
     take(case, found, now);
-    found.reasons.push(with_limits("pip-219", format!("older than retention and TTL together: {ids:?}"), policies));
+    found.because(policies, "pip-219", || format!("older than retention and TTL together: {ids:?}"));
     Ok(Verdict::Trim)
 }
 

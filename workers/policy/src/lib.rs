@@ -20,13 +20,30 @@ pub use decide::{Context, Policy, decide};
 pub use needs::{Needs, needs};
 pub use subscribers::{check_subscriber, decide_subscribers, holds, reinstate};
 
-use trimtab_events::{Candidate, Decision};
+use trimtab_events::{Candidate, Decision, Verdict};
 
 /// Decides about a candidate of any kind: one decision for a topic, one for each subscriber of a log.
 pub fn decide_any(candidate: &Candidate, policy: &Policy, context: &Context<'_>) -> Vec<Decision> {
     match candidate {
         Candidate::Ledger(topic) => vec![decide(topic, policy, context)],
         Candidate::Subscriber(log) => decide_subscribers(log, policy, context),
+    }
+}
+
+/// [`decide_any`] for who carries decisions out: those that act, and the verdicts of the others. The reasons and the id of what is
+/// left alone are most of the work, and nobody looks at them.
+pub fn act_on_any(
+    candidate: &Candidate,
+    policy: &Policy,
+    context: &Context<'_>,
+) -> Vec<Result<Box<Decision>, Verdict>> {
+    let act_on = |decision: Decision| match decision.verdict.acts() {
+        true => Ok(Box::new(decision)),
+        false => Err(decision.verdict),
+    };
+    match candidate {
+        Candidate::Ledger(topic) => vec![decide::act_on(topic, policy, context)],
+        Candidate::Subscriber(log) => decide_subscribers(log, policy, context).into_iter().map(act_on).collect(),
     }
 }
 

@@ -131,7 +131,7 @@ mod tests {
             |e: &mut Event| e.action = "x".into(),
             |e: &mut Event| e.subject = "x".into(),
             |e: &mut Event| e.id = "x".into(),
-            |e: &mut Event| e.data = serde_json::value::to_raw_value(&1).unwrap(),
+            |e: &mut Event| e.data = serde_json::value::to_raw_value(&1).unwrap().into(),
         ] {
             let mut forged = signed.clone();
             change(&mut forged);

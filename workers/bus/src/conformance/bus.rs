@@ -137,7 +137,8 @@ async fn large_events_pass_and_larger_ones_are_refused(rig: &dyn BusRig) {
     let mut large = event(Role::Decider, "large", "x");
     let overhead = large.to_bytes().expect("small").len() - large.data.get().len();
     let of = |bytes: usize| {
-        serde_json::value::RawValue::from_string(format!("\"{}\"", "x".repeat(bytes - 2))).expect("JSON")
+        let text = format!("\"{}\"", "x".repeat(bytes - 2));
+        trimtab_events::Data::from(serde_json::value::RawValue::from_string(text).expect("JSON"))
     };
     large.data = of(MAX_EVENT_BYTES - overhead);
     publish(&*bus, &large).await;

@@ -10,8 +10,8 @@ pub const UNKNOWN: &str = "unknown";
 /// A verdict that ends the matter, with its reason.
 pub type Ruled = (Verdict, Reason);
 
-pub(crate) fn reason(rule: &str, says: impl Into<String>) -> Reason {
-    Reason { rule: rule.to_owned(), says: says.into(), inputs: Default::default() }
+pub(crate) fn reason(rule: &'static str, says: impl Into<String>) -> Reason {
+    Reason { rule: rule.into(), says: says.into(), inputs: Default::default() }
 }
 
 /// Excludes what is not a readable user topic of a complete namespace, in the order in which a broker would refuse it.
@@ -19,7 +19,7 @@ pub(crate) fn reason(rule: &str, says: impl Into<String>) -> Reason {
 /// # Errors
 /// The verdict that ends the matter.
 pub fn readable(topic: &LedgerCandidate) -> Result<(&Policies, &[LedgerInfo]), Ruled> {
-    let skip = |rule: &str, says: String| Err((Verdict::Skip, reason(rule, says)));
+    let skip = |rule: &'static str, says: String| Err((Verdict::Skip, reason(rule, says)));
     match topic.class {
         TopicClass::User => {}
         TopicClass::System => return skip("system-topic", "system topic: the broker keeps its own house here".into()),

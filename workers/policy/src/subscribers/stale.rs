@@ -96,7 +96,7 @@ pub(super) fn stale<'a>(
     rule: Option<&'a Rule>,
     context: &Context<'_>,
 ) -> Result<Found<'a>, Ruled> {
-    let keep = |rule: &str, says: String| Err((Verdict::Keep, reason(rule, says)));
+    let keep = |rule: &'static str, says: String| Err((Verdict::Keep, reason(rule, says)));
     let Some((limit_s, who)) = limit(subscriber, level, rule) else {
         return keep("activity", "no rule says when it is stale".into());
     };
@@ -149,7 +149,7 @@ pub(super) fn stale<'a>(
         ("stored_ms", subscriber.stored_ms.to_string()),
         ("limit_s", limit_s.to_string()),
     ]
-    .map(|(k, v)| (k.to_owned(), v))
+    .map(|(name, value)| (name.into(), value.into()))
     .into();
     Ok(Found { rule, progress, history, why })
 }

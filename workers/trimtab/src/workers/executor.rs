@@ -110,14 +110,14 @@ struct Ended {
 }
 
 impl Ended {
-    fn skipped(rule: &str, says: impl Into<String>) -> Ended {
+    fn skipped(rule: &'static str, says: impl Into<String>) -> Ended {
         let reasons = vec![reason(rule, says)];
         Ended { status: Status::Skipped, reasons, before: None, after: None, unloaded: false }
     }
 }
 
-fn reason(rule: &str, says: impl Into<String>) -> Reason {
-    Reason { rule: rule.to_owned(), says: says.into(), inputs: Default::default() }
+fn reason(rule: &'static str, says: impl Into<String>) -> Reason {
+    Reason { rule: rule.into(), says: says.into(), inputs: Default::default() }
 }
 
 impl Executor {
