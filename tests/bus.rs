@@ -401,6 +401,50 @@ async fn nats_copies_made_by_reading_are_refused() {
     assert_eq!(bus.dead(10).await.expect("letters").len(), 1);
 }
 
+/// Pages travel packed. One that is damaged is no event, like any other that is none, and letters about pages can be read.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs nats-server"]
+async fn nats_packed_pages_that_are_damaged_are_given_up() {
+    let nats = start_nats("").await;
+    let bus = nats.bus(quick()).await;
+    let client = nats.client().await;
+    let mut page = event(Role::Decider, "page", "x");
+    let text = format!("[{}0]", r#"{"a candidate":1},"#.repeat(1_000));
+    page.data = serde_json::value::RawValue::from_string(text).expect("JSON").into();
+    bus.publish(&page).await.expect("published");
+    let stored = client.get_stream("TT_CAND").await.expect("there").get_raw_message(1).await.expect("stored");
+    let whole = page.to_bytes().expect("small");
+    let encoding = stored.headers.get("Content-Encoding").map(async_nats::HeaderValue::as_str);
+    assert_eq!(encoding, Some("snappy"));
+    assert!(stored.payload.len() < whole.len() / 4, "{} of {}", stored.payload.len(), whole.len());
+
+    let taken = async || {
+        let got = timeout(Duration::from_secs(5), bus.take(Role::Decider)).await.expect("in time").expect("taken");
+        (got.event, got.settle)
+    };
+    let (event, settle) = taken().await;
+    assert_eq!(event.expect("an event").to_bytes().expect("small"), whole);
+    settle.dead("as a test".to_owned()).await.expect("settled");
+    assert_eq!(bus.dead(10).await.expect("letters")[0].event.as_bytes(), whole);
+
+    let cut = stored.payload.slice(..stored.payload.len() / 2);
+    let plain = bytes::Bytes::from(whole.clone());
+    let damaged =
+        [("snappy", cut), ("snappy", plain), ("gzip", stored.payload.clone()), ("snappy", bytes::Bytes::new())];
+    for (encoding, payload) in damaged {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert("Content-Encoding", encoding);
+        let sent = client.publish_with_headers(stored.subject.clone(), headers, payload.clone()).await.expect("sent");
+        sent.await.expect("stored");
+        let (event, settle) = taken().await;
+        let malformed = event.expect_err("damaged");
+        assert!(malformed.why.contains("Content-Encoding"), "{}", malformed.why);
+        assert_eq!(malformed.bytes, payload);
+        settle.dead(malformed.why).await.expect("settled");
+    }
+    assert_eq!(bus.dead(10).await.expect("letters").len(), 5);
+}
+
 /// Workers that die of an event before they can give it up leave it to the janitor.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs nats-server"]

@@ -11,11 +11,12 @@
 //! | `TT_DLQ` | `trimtab.dlq.<role>.<target>` | none |
 //! | `TT_ADV` | the server's advisories about those consumers | `janitor` |
 //!
-//! [`connect`](self) reaches the servers, `streams` knows what must be there, `publish` stores, `pull` gets, `letters`
-//! keeps what is given up.
+//! [`connect`](self) reaches the servers, `streams` knows what must be there, `publish` stores, `pull` gets, `packed` makes
+//! pages small, `letters` keeps what is given up.
 
 mod connect;
 mod letters;
+mod packed;
 mod publish;
 mod pull;
 mod streams;
@@ -162,11 +163,12 @@ impl JetStream {
 
     async fn publish(&self, event: &Event) -> Result<Published> {
         let role = role_of(event)?;
-        let payload = event.to_bytes().map_err(|e| BusError::Unfit { id: event.id.clone(), why: e.to_string() })?;
+        let unfit = |e: trimtab_events::Invalid| BusError::Unfit { id: event.id.clone(), why: e.to_string() };
+        let (payload, encoding) = packed::pack(role, event).map_err(unfit)?;
         let subject = subject_of(role, event);
-        let headers = || headers_of(role, event);
+        let headers = || headers_of(role, event, encoding);
         let flow = &self.flows[index(role)];
-        store(&self.link, flow, stream_of(role), &subject, headers, payload.into(), self.options.bus.full_wait).await
+        store(&self.link, flow, stream_of(role), &subject, headers, payload, self.options.bus.full_wait).await
     }
 
     fn open(&self) -> Result<()> {
@@ -198,7 +200,8 @@ impl JetStream {
                     "it is a copy out of stream {stream}, placed here by a read: nobody published it as an event"
                 ),
             }),
-            None => read_event(&message.payload),
+            None => packed::unpack(encoding_of(&message), &message.payload, read_event)
+                .unwrap_or_else(|why| Err(Malformed { bytes: message.payload.to_vec(), why })),
         };
         let settle = Held { message, role, tries, letters: Arc::clone(&self.letters) };
         Delivery { event, tries, settle: Box::new(settle) }
@@ -250,6 +253,11 @@ impl Bus for JetStream {
             }
         })
     }
+}
+
+/// How a message says that it is encoded.
+fn encoding_of(message: &Message) -> Option<&str> {
+    message.headers.as_ref()?.get(packed::ENCODING).map(async_nats::HeaderValue::as_str)
 }
 
 /// A delivery in somebody's hands. Dropping it does nothing: the server delivers it again after the acknowledgement time.

@@ -54,16 +54,19 @@ fn asyncapi() -> Value {
         for schema in *schemas {
             let message = schema.trim_end_matches(".v1.json");
             in_channel.insert(message.to_owned(), json!({"$ref": format!("#/components/messages/{message}")}));
-            messages.insert(
-                message.to_owned(),
-                json!({
-                    "contentType": "application/cloudevents+json",
-                    "payload": {"allOf": [
-                        {"$ref": "./event.v1.json"},
-                        {"type": "object", "properties": {"data": {"$ref": format!("./{schema}")}}},
-                    ]},
-                }),
-            );
+            let mut described = json!({
+                "contentType": "application/cloudevents+json",
+                "payload": {"allOf": [
+                    {"$ref": "./event.v1.json"},
+                    {"type": "object", "properties": {"data": {"$ref": format!("./{schema}")}}},
+                ]},
+            });
+            if message.starts_with("candidate.") {
+                let says = "How the payload is encoded: as one block of that format. Without it the payload is the JSON itself.";
+                let encoding = json!({"type": "string", "const": "snappy", "description": says});
+                described["headers"] = json!({"type": "object", "properties": {"Content-Encoding": encoding}});
+            }
+            messages.insert(message.to_owned(), described);
         }
         channels
             .insert((*name).to_owned(), json!({"address": address, "parameters": parameters, "messages": in_channel}));

@@ -12,6 +12,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use trimtab_events::Event;
 
 use super::connect::{Empty, Link, chain};
+use super::packed;
 use super::publish::{Flow, store};
 use super::streams::{ADVISORIES, DEAD, JANITOR, stream_of};
 use crate::names::{is_token, letter_text, worn_out};
@@ -177,11 +178,20 @@ pub(super) async fn give_up(letters: &Letters, role: Role, message: &Message, tr
         Ok(info) => letter_id(info.stream, info.stream_sequence),
         Err(e) => return Err(BusError::Refused { what, why: e.to_string() }),
     };
-    letters.write(About { role: role.name(), why: &why, tries, id }, &message.payload).await?;
+    let bytes = as_it_was(super::encoding_of(message), &message.payload);
+    letters.write(About { role: role.name(), why: &why, tries, id }, &bytes).await?;
     message
         .double_ack_with(AckKind::Term)
         .await
         .map_err(|e| BusError::Unavailable { what, why: format!("the letter is stored; the event comes back: {e}") })
+}
+
+/// What people read is not packed. What claims to be and is not stays as it came.
+fn as_it_was(encoding: Option<&str>, payload: &Bytes) -> Bytes {
+    match encoding {
+        Some(_) => packed::unpack(encoding, payload, Bytes::copy_from_slice).unwrap_or_else(|_| payload.clone()),
+        None => payload.clone(),
+    }
 }
 
 fn letter_id(stream: &str, sequence: u64) -> String {
@@ -234,7 +244,8 @@ async fn bury(letters: &Letters, advisory: &Advisory) -> Result<bool> {
     };
     let id = letter_id(stream, *stream_seq);
     let about = About { role: role.name(), why: &worn_out(*deliveries), tries: *deliveries, id };
-    letters.write(about, &stored.payload.into()).await?;
+    let bytes = as_it_was(stored.header(packed::ENCODING), &Bytes::copy_from_slice(&stored.payload));
+    letters.write(about, &bytes).await?;
     if role != Role::Audit {
         let request = serde_json::json!({ "seq": stream_seq, "no_erase": true });
         let answer =

@@ -63,8 +63,11 @@ impl Flow {
                     return None;
                 }
             }
-            // The semaphore is never closed.
-            let permit = timeout_at(deadline, self.permits.acquire()).await.ok()?.ok()?;
+            // The semaphore is never closed. Without a timer as long as there is a place.
+            let permit = match self.permits.try_acquire() {
+                Ok(permit) => permit,
+                Err(_) => timeout_at(deadline, self.permits.acquire()).await.ok()?.ok()?,
+            };
             // The gate may have closed while this one waited for a place.
             if self.state().closed_until.is_none_or(|until| until <= Instant::now()) {
                 return Some(permit);
@@ -110,9 +113,12 @@ pub(super) fn subject_of(role: Role, event: &Event) -> String {
 }
 
 /// The headers of an event.
-pub(super) fn headers_of(role: Role, event: &Event) -> HeaderMap {
+pub(super) fn headers_of(role: Role, event: &Event, encoding: Option<&'static str>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert("Content-Type", "application/cloudevents+json");
+    if let Some(encoding) = encoding {
+        headers.insert(super::packed::ENCODING, encoding);
+    }
     for (name, value) in [("traceparent", &event.traceparent), ("tracestate", &event.tracestate)] {
         // A value that is no header is still in the event.
         if let Some(value) = value.as_deref().and_then(|value| value.parse::<HeaderValue>().ok()) {

@@ -347,16 +347,13 @@ impl Asker {
             });
             return;
         }
-        let closed = {
-            let mut state = self.shared.state();
-            if !state.closed {
-                state.buffer.push_back(Waiting { message: message.clone(), arrived: Instant::now() });
-            }
-            state.closed
-        };
-        if closed {
+        let mut state = self.shared.state();
+        if state.closed {
+            drop(state);
             tokio::spawn(give_back(vec![message]));
         } else {
+            state.buffer.push_back(Waiting { message, arrived: Instant::now() });
+            drop(state);
             self.shared.arrived.notify_one();
         }
     }

@@ -68,13 +68,13 @@ pub(super) fn streams(options: &NatsOptions) -> Vec<Config> {
         max_message_size: MAX_MESSAGE_BYTES,
         storage: StorageType::File,
         num_replicas: options.replicas,
-        compression: Some(Compression::S2),
+        // Pages come packed, and the rest is gone before a server's block of it would be rewritten.
+        compression: None,
         ..Config::default()
     };
     let laned = |role: Role, subjects: &str, bytes: i64| Config {
         max_age: options.waiting_age.min(LANED_AGE),
         duplicate_window: bus.duplicate_window.min(options.waiting_age).min(LANED_AGE),
-        compression: None,
         ..queue(role, subjects, bytes)
     };
     let queue_bytes = i64::try_from(bus.queue_bytes.max(MAX_MESSAGE_BYTES as u64 * 2)).unwrap_or(i64::MAX);
@@ -103,7 +103,6 @@ pub(super) fn streams(options: &NatsOptions) -> Vec<Config> {
             // At most one outstanding act per resource, without a time window; see also `publish::keyed_headers`.
             max_messages_per_subject: 1,
             discard_new_per_subject: true,
-            compression: None,
             ..queue(Role::Executor, "trimtab.dec.*.*.*.*", queue_bytes)
         },
         Config {
