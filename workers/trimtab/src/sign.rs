@@ -1,8 +1,9 @@
 //! Signatures on decisions and outcomes (Ed25519 nkeys). Permissions on subjects do not stop a forged decision: a server stores
 //! what a reply subject names. So a decision is obeyed only when a trusted decider signed it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -26,12 +27,19 @@ pub enum SignError {
 }
 
 /// Signs with one's own key.
-pub struct Signer(KeyPair);
+pub struct Signer {
+    pair: KeyPair,
+    public: String,
+}
 
 impl Signer {
+    fn of(pair: KeyPair) -> Signer {
+        Signer { public: pair.public_key(), pair }
+    }
+
     /// A key that lives as long as this process: for roles that run in one process.
     pub fn ephemeral() -> Signer {
-        Signer(KeyPair::new_user())
+        Signer::of(KeyPair::new_user())
     }
 
     /// A key from a file with its seed.
@@ -41,12 +49,12 @@ impl Signer {
     pub fn from_file(path: &Path) -> Result<Signer, SignError> {
         let bad = |why: String| SignError::Key(path.display().to_string(), why);
         let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
-        KeyPair::from_seed(text.trim()).map(Signer).map_err(|e| bad(e.to_string()))
+        KeyPair::from_seed(text.trim()).map(Signer::of).map_err(|e| bad(e.to_string()))
     }
 
     /// The public key, for [`Trusted`].
     pub fn public_key(&self) -> String {
-        self.0.public_key()
+        self.public.clone()
     }
 
     /// The seed, to be kept secret.
@@ -54,7 +62,7 @@ impl Signer {
     /// # Errors
     /// Never for keys made here.
     pub fn seed(&self) -> Result<String, SignError> {
-        self.0.seed().map_err(|e| SignError::Key("the key".to_owned(), e.to_string()))
+        self.pair.seed().map_err(|e| SignError::Key("the key".to_owned(), e.to_string()))
     }
 
     /// Signs an event.
@@ -62,17 +70,58 @@ impl Signer {
     /// # Errors
     /// Never for keys made here.
     pub fn sign(&self, event: &mut Event) -> Result<(), SignError> {
+        let signature = self.raw(&event.signed_bytes())?;
         event.signer = Some(self.public_key());
-        let signature = self.0.sign(&event.signed_bytes());
-        let signature = signature.map_err(|e| SignError::Key("the key".to_owned(), e.to_string()))?;
-        event.signature = Some(BASE64.encode(signature));
+        event.signature = Some(signature);
+        event.proof = None;
         Ok(())
+    }
+
+    /// Signs events that were made together with one signature: over the root of a tree of their hashes. Each carries the
+    /// signature and the way from itself to the root, so each can be checked without the others.
+    ///
+    /// # Errors
+    /// Never for keys made here and less than 2^16 events.
+    pub fn sign_all<'a>(&self, events: impl IntoIterator<Item = &'a mut Event>) -> Result<(), SignError> {
+        let mut events: Vec<&mut Event> = events.into_iter().collect();
+        if let [one] = events.as_mut_slice() {
+            return self.sign(one);
+        }
+        let leaves = events.iter().map(|event| leaf(event)).collect();
+        let Some((root, proofs)) = tree::grow(leaves) else { return Ok(()) };
+        let signature = self.raw(&tree::signed_root(&root))?;
+        for (event, proof) in events.into_iter().zip(proofs) {
+            event.signer = Some(self.public_key());
+            event.signature = Some(signature.clone());
+            event.proof = Some(BASE64.encode(proof));
+        }
+        Ok(())
+    }
+
+    fn raw(&self, bytes: &[u8]) -> Result<String, SignError> {
+        let signature = self.pair.sign(bytes).map_err(|e| SignError::Key("the key".to_owned(), e.to_string()))?;
+        Ok(BASE64.encode(signature))
     }
 }
 
 /// Whose signatures are believed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Trusted(BTreeSet<String>);
+#[derive(Debug, Clone, Default)]
+pub struct Trusted {
+    keys: BTreeMap<String, KeyPair>,
+    /// Roots whose signature was found to fit, oldest first. A root has up to as many events as a page has candidates, and they
+    /// come soon after each other.
+    roots: Arc<Mutex<VecDeque<SeenRoot>>>,
+}
+
+/// How many signed roots are remembered: more than decisions are outstanding at once, by default, in whole pages.
+const SEEN_ROOTS: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct SeenRoot {
+    root: tree::Hash,
+    signature: Vec<u8>,
+    signer: String,
+}
 
 impl Trusted {
     /// These public keys.
@@ -80,14 +129,14 @@ impl Trusted {
     /// # Errors
     /// When one is not a public key.
     pub fn new(keys: impl IntoIterator<Item = String>) -> Result<Trusted, SignError> {
-        let keys: BTreeSet<String> = keys.into_iter().collect();
-        for key in &keys {
-            KeyPair::from_public_key(key).map_err(|e| SignError::Key(format!("{key:?}"), e.to_string()))?;
-        }
-        Ok(Trusted(keys))
+        let pair = |key: String| match KeyPair::from_public_key(&key) {
+            Ok(pair) => Ok((key, pair)),
+            Err(e) => Err(SignError::Key(format!("{key:?}"), e.to_string())),
+        };
+        Ok(Trusted { keys: keys.into_iter().map(pair).collect::<Result<_, _>>()?, roots: Arc::default() })
     }
 
-    /// Checks that somebody trusted signed exactly this event.
+    /// Checks that somebody trusted signed exactly this event, alone or with others.
     ///
     /// # Errors
     /// Why it is not believed.
@@ -96,13 +145,107 @@ impl Trusted {
         let (Some(signer), Some(signature)) = (&event.signer, &event.signature) else {
             return Err(unbelieved("it is not signed".to_owned()));
         };
-        if !self.0.contains(signer) {
+        let Some(key) = self.keys.get(signer) else {
             return Err(unbelieved(format!("its signer {signer} is not trusted here")));
+        };
+        let decode = |what: &str, text: &str| {
+            BASE64.decode(text).map_err(|e| unbelieved(format!("its {what} is not base64: {e}")))
+        };
+        let signature = decode("signature", signature)?;
+        let fits = |bytes: &[u8]| {
+            key.verify(bytes, &signature).map_err(|_| unbelieved("its signature does not fit".to_owned()))
+        };
+        let Some(proof) = &event.proof else { return fits(&event.signed_bytes()) };
+        let proof = decode("proof", proof)?;
+        let root = tree::climb(leaf(event), &proof)
+            .ok_or_else(|| unbelieved("its proof is not a way through a tree".to_owned()))?;
+        let seen = SeenRoot { root, signature: signature.clone(), signer: signer.clone() };
+        // Nothing panics while it holds this.
+        let roots = || self.roots.lock().unwrap_or_else(PoisonError::into_inner);
+        if roots().contains(&seen) {
+            return Ok(());
         }
-        let signature =
-            BASE64.decode(signature).map_err(|e| unbelieved(format!("its signature is not base64: {e}")))?;
-        let key = KeyPair::from_public_key(signer).map_err(|e| unbelieved(e.to_string()))?;
-        key.verify(&event.signed_bytes(), &signature).map_err(|_| unbelieved("its signature does not fit".to_owned()))
+        fits(&tree::signed_root(&root))?;
+        let mut roots = roots();
+        if roots.len() >= SEEN_ROOTS {
+            roots.pop_front();
+        }
+        roots.push_back(seen);
+        Ok(())
+    }
+}
+
+fn leaf(event: &Event) -> tree::Hash {
+    tree::leaf(|to| event.feed_signed(to))
+}
+
+/// A tree of hashes as in RFC 6962, section 2.1: leaves and inner nodes are hashed apart, so that neither passes for the other. A
+/// node without a partner moves up as it is.
+mod tree {
+    use sha2::{Digest, Sha256};
+
+    pub(super) type Hash = [u8; 32];
+
+    /// Before a root that is signed. What is signed of an event that is signed alone begins with the length of its id, which is
+    /// never this text.
+    const ROOT: &[u8] = b"trimtab events v1 ";
+    /// The most levels of a proof: as many as 2^16 events have.
+    const LEVELS: usize = 16;
+
+    /// Of the bytes that `feed` hands out.
+    pub(super) fn leaf(feed: impl FnOnce(&mut dyn FnMut(&[u8]))) -> Hash {
+        let mut hash = Sha256::new_with_prefix([0]);
+        feed(&mut |part| hash.update(part));
+        hash.finalize().into()
+    }
+
+    fn node(left: &Hash, right: &Hash) -> Hash {
+        Sha256::new_with_prefix([1]).chain_update(left).chain_update(right).finalize().into()
+    }
+
+    pub(super) fn signed_root(root: &Hash) -> Vec<u8> {
+        [ROOT, root].concat()
+    }
+
+    /// The root, and the proof of each leaf: for each level on which it has a partner, the side on which that stands (0 left,
+    /// 1 right) and its hash. None without leaves, or with more than a proof reaches.
+    pub(super) fn grow(leaves: Vec<Hash>) -> Option<(Hash, Vec<Vec<u8>>)> {
+        if leaves.is_empty() || leaves.len() > 1 << LEVELS {
+            return None;
+        }
+        let mut proofs = vec![Vec::new(); leaves.len()];
+        let mut level = leaves;
+        let mut width = 1;
+        while level.len() > 1 {
+            for (leaf, proof) in proofs.iter_mut().enumerate() {
+                let at = leaf / width;
+                if let Some(partner) = level.get(at ^ 1) {
+                    proof.push(u8::from(at.is_multiple_of(2)));
+                    proof.extend_from_slice(partner);
+                }
+            }
+            level = level.chunks(2).map(|pair| pair.get(1).map_or(pair[0], |right| node(&pair[0], right))).collect();
+            width *= 2;
+        }
+        Some((level[0], proofs))
+    }
+
+    /// The root that a proof leads to.
+    pub(super) fn climb(leaf: Hash, proof: &[u8]) -> Option<Hash> {
+        let steps = proof.chunks_exact(1 + size_of::<Hash>());
+        if !steps.remainder().is_empty() || steps.len() > LEVELS {
+            return None;
+        }
+        let mut at = leaf;
+        for step in steps {
+            let partner: &Hash = step[1..].try_into().ok()?;
+            at = match step[0] {
+                0 => node(partner, &at),
+                1 => node(&at, partner),
+                _ => return None,
+            };
+        }
+        Some(at)
     }
 }
 
@@ -140,5 +283,142 @@ mod tests {
         let mut other = event();
         Signer::ephemeral().sign(&mut other).unwrap();
         assert!(trusted.check(&other).is_err());
+    }
+
+    /// So many events with ids of their own, signed together.
+    fn together(signer: &Signer, count: usize) -> Vec<Event> {
+        let mut events: Vec<Event> = (0..count).map(|n| Event { id: format!("e{n}"), ..event() }).collect();
+        signer.sign_all(&mut events).unwrap();
+        events
+    }
+
+    #[test]
+    fn events_signed_together_are_believed_each_by_itself() {
+        let signer = Signer::ephemeral();
+        for count in 0..=70 {
+            let trusted = Trusted::new([signer.public_key()]).unwrap();
+            for event in together(&signer, count) {
+                let back = Event::from_bytes(&event.to_bytes().unwrap()).unwrap();
+                assert_eq!(trusted.check(&back), Ok(()), "{} of {count}", event.id);
+                assert_eq!(event.proof.is_some(), count > 1);
+                assert_eq!(Trusted::new([signer.public_key()]).unwrap().check(&back), Ok(()), "without the others");
+            }
+        }
+    }
+
+    /// Every way to change one byte of a text that base64 or an attribute may be.
+    fn changed(text: &str) -> impl Iterator<Item = String> {
+        (0..text.len()).flat_map(move |at| {
+            let other = if text.as_bytes()[at] == b'A' { "B" } else { "A" };
+            [[&text[..at], other, &text[at + 1..]].concat(), [&text[..at], &text[at + 1..]].concat()]
+        })
+    }
+
+    /// One that has seen the true events already must refuse as well: it remembers roots, not events.
+    fn refused(trusted: &Trusted, signer: &Signer, forged: &Event, what: &str) {
+        assert!(trusted.check(forged).is_err(), "{what}");
+        assert!(Trusted::new([signer.public_key()]).unwrap().check(forged).is_err(), "{what}, seen first");
+    }
+
+    #[test]
+    fn nothing_of_an_event_signed_with_others_can_be_changed() {
+        let signer = Signer::ephemeral();
+        let trusted = Trusted::new([signer.public_key()]).unwrap();
+        let events = together(&signer, 5);
+        events.iter().for_each(|event| trusted.check(event).unwrap());
+        let attributes: [(&str, fn(&mut Event) -> &mut String); 9] = [
+            ("id", |e| &mut e.id),
+            ("source", |e| &mut e.source),
+            ("kind", |e| &mut e.kind),
+            ("subject", |e| &mut e.subject),
+            ("target", |e| &mut e.target),
+            ("action", |e| &mut e.action),
+            ("key", |e| &mut e.key),
+            ("signature", |e| e.signature.as_mut().unwrap()),
+            ("proof", |e| e.proof.as_mut().unwrap()),
+        ];
+        for event in &events {
+            for (name, of) in attributes {
+                for text in changed(of(&mut event.clone())) {
+                    // The unused bits of the last digit of base64 must be zero, or it is another text for the same bytes.
+                    let mut forged = event.clone();
+                    *of(&mut forged) = text;
+                    refused(&trusted, &signer, &forged, name);
+                }
+            }
+            for text in changed(event.data.get()) {
+                let Ok(data) = serde_json::value::RawValue::from_string(text) else { continue };
+                let forged = Event { data: data.into(), ..event.clone() };
+                refused(&trusted, &signer, &forged, "data");
+            }
+            let shifted = Event { id: format!("{}/", event.id), source: event.source[1..].to_owned(), ..event.clone() };
+            refused(&trusted, &signer, &shifted, "a byte moved from one attribute to the next");
+        }
+    }
+
+    #[test]
+    fn proofs_and_roots_do_not_pass_for_others() {
+        let signer = Signer::ephemeral();
+        let trusted = Trusted::new([signer.public_key()]).unwrap();
+        let events = together(&signer, 7);
+        let others = together(&signer, 8);
+        events.iter().chain(&others).for_each(|event| trusted.check(event).unwrap());
+        for event in &events {
+            for other in events.iter().chain(&others).filter(|other| other.id != event.id) {
+                let swapped = Event { proof: other.proof.clone(), ..event.clone() };
+                refused(&trusted, &signer, &swapped, "the proof of another");
+                let root = Event { signature: other.signature.clone(), proof: other.proof.clone(), ..event.clone() };
+                refused(&trusted, &signer, &root, "proof and root of another");
+            }
+            let proof = BASE64.decode(event.proof.as_ref().unwrap()).unwrap();
+            let with = |proof: &[u8]| Event { proof: Some(BASE64.encode(proof)), ..event.clone() };
+            for steps in (0..proof.len()).step_by(33) {
+                refused(&trusted, &signer, &with(&proof[..steps]), "a proof cut short");
+                refused(&trusted, &signer, &with(&proof[steps + 33..]), "a proof without its beginning");
+            }
+            refused(&trusted, &signer, &with(&proof.repeat(8)), "a long proof");
+            refused(&trusted, &signer, &Event { proof: None, ..event.clone() }, "no proof");
+        }
+        let mut alone = event();
+        signer.sign(&mut alone).unwrap();
+        alone.proof = Some(String::new());
+        refused(&trusted, &signer, &alone, "a signature over the event itself with an empty proof");
+    }
+
+    #[test]
+    fn an_inner_node_is_no_event() {
+        // What an inner node is the hash of may not be signed bytes of an event, nor the other way round.
+        let leaf = |bytes: &[u8]| tree::leaf(|to| to(bytes));
+        let leaves: Vec<tree::Hash> = (0..4_u8).map(|n| leaf(&[n])).collect();
+        let (root, proofs) = tree::grow(leaves.clone()).unwrap();
+        let pair = [leaves[0], leaves[1]].concat();
+        assert_ne!(tree::climb(leaf(&pair), &proofs[0][33..]), Some(root));
+        assert_ne!(tree::climb(leaf(&[&[1], &*pair].concat()), &proofs[0][33..]), Some(root));
+        for (leaf, proof) in leaves.iter().zip(&proofs) {
+            assert_eq!(tree::climb(*leaf, proof), Some(root));
+        }
+    }
+
+    #[test]
+    fn a_foreign_root_is_refused_and_only_true_ones_are_remembered() {
+        let (signer, stranger) = (Signer::ephemeral(), Signer::ephemeral());
+        let trusted = Trusted::new([signer.public_key()]).unwrap();
+        for mut event in together(&stranger, 3) {
+            assert!(trusted.check(&event).is_err());
+            event.signer = Some(signer.public_key());
+            assert!(trusted.check(&event).is_err());
+        }
+        assert!(trusted.roots.lock().unwrap().is_empty());
+        // As many roots: of one event more each time.
+        for count in 2..SEEN_ROOTS + 5 {
+            together(&signer, count).iter().take(2).for_each(|event| trusted.check(event).unwrap());
+        }
+        assert_eq!(trusted.roots.lock().unwrap().len(), SEEN_ROOTS);
+        // The same root and signature under another trusted name is not the same.
+        let both = Trusted::new([signer.public_key(), stranger.public_key()]).unwrap();
+        for event in together(&signer, 2) {
+            both.check(&event).unwrap();
+            assert!(both.check(&Event { signer: Some(stranger.public_key()), ..event }).is_err());
+        }
     }
 }

@@ -1,13 +1,14 @@
 //! Applies the rules to candidates. Signs what is to be carried out; what is not leaves no event.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
 use opentelemetry::KeyValue;
-use tracing::{Instrument, info_span};
+use tracing::{Instrument, Span, info_span};
 use trimtab_bus::{Published, Role};
-use trimtab_events::{Body, Candidate, Event, Page, ScanRef, Trace};
-use trimtab_policy::{Context, Policy, decide_any};
+use trimtab_events::{Body, Candidate, Event, Page, Trace, Verdict};
+use trimtab_policy::{Context, Policy, act_on_any};
 use trimtab_targets::Class;
 
 use super::source;
@@ -32,25 +33,26 @@ impl Decider {
         Decider { policy, signer, clock, source: source("decider", instance), metrics }
     }
 
-    /// Decides about one candidate.
-    async fn decide(&self, target: &str, scan: ScanRef, candidate: &Candidate, out: &Out) -> Result<(), Failure> {
-        let context = Context { scan, target, now_ms: self.clock.now_ms() };
-        let span = tracing::Span::current();
-        for decision in decide_any(candidate, &self.policy, &context) {
-            self.metrics.decisions.add(1, &[KeyValue::new("verdict", decision.verdict.name())]);
-            span.record("trimtab.verdict", decision.verdict.name());
-            if !decision.verdict.acts() {
-                continue;
-            }
-            let now = timestamp(context.now_ms);
-            let (id, subject) = (decision.id.to_string(), decision.subject.clone());
-            let mut event = Event::new(id, &self.source, target, now, telemetry::trace_of(&span), decision)?;
-            self.signer.sign(&mut event).map_err(|e| Failure::new(Class::Bug, e))?;
-            if out.emit(&event).await? == Published::Outstanding {
-                tracing::debug!(subject, "an act on it is outstanding already");
+    /// What is to be carried out about one candidate.
+    fn decide(
+        &self,
+        context: &Context<'_>,
+        candidate: &Candidate,
+        verdicts: &mut BTreeMap<Verdict, u64>,
+    ) -> Result<Vec<Event>, Failure> {
+        let span = Span::current();
+        let mut acts = Vec::new();
+        for decided in act_on_any(candidate, &self.policy, context) {
+            let verdict = decided.as_ref().map_or_else(|verdict| *verdict, |decision| decision.verdict);
+            *verdicts.entry(verdict).or_default() += 1;
+            span.record("trimtab.verdict", verdict.name());
+            if let Ok(decision) = decided {
+                let (now, id) = (timestamp(context.now_ms), decision.id.to_string());
+                let trace = telemetry::trace_of(&span);
+                acts.push(Event::new(id, &self.source, context.target, now, trace, *decision)?);
             }
         }
-        Ok(())
+        Ok(acts)
     }
 
     /// Decides about all candidates of a page.
@@ -62,7 +64,9 @@ impl Decider {
         out: &Out,
     ) -> Result<(), Failure> {
         let Page { scan, candidates, traces, .. } = page;
-        let decided = candidates.into_iter().enumerate().map(|(index, candidate)| {
+        let context = Context { scan, target, now_ms: self.clock.now_ms() };
+        let (mut acts, mut verdicts) = (Vec::new(), BTreeMap::new());
+        for (index, candidate) in candidates.into_iter().enumerate() {
             let candidate = kind(Box::new(candidate));
             let span = info_span!(
                 "decide",
@@ -73,9 +77,24 @@ impl Decider {
             );
             let parent = traces.get(index).filter(|text| !text.is_empty()).cloned();
             telemetry::follow(&span, &Trace { parent, state: None });
-            async move { self.decide(target, scan, &candidate, out).await }.instrument(span)
+            let decided = span.in_scope(|| self.decide(&context, &candidate, &mut verdicts))?;
+            acts.extend(decided.into_iter().map(|event| (event, span.clone())));
+        }
+        for (verdict, count) in verdicts {
+            self.metrics.decisions.add(count, &[KeyValue::new("verdict", verdict.name())]);
+        }
+        // One signature for all of them: a signature costs more than everything else that is done about a decision.
+        self.signer.sign_all(acts.iter_mut().map(|(event, _)| event)).map_err(|e| Failure::new(Class::Bug, e))?;
+        let emitted = acts.iter().map(|(event, span)| {
+            let emitted = async {
+                if out.emit(event).await? == Published::Outstanding {
+                    tracing::debug!(subject = event.subject, "an act on it is outstanding already");
+                }
+                Ok(())
+            };
+            emitted.instrument(span.clone())
         });
-        futures::future::try_join_all(decided).await.map(|_| ())
+        futures::future::try_join_all(emitted).await.map(|_| ())
     }
 }
 
