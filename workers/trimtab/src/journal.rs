@@ -73,6 +73,18 @@ pub struct Record {
     pub body: serde_json::Value,
 }
 
+/// A [`Record`] on its way to the file.
+#[derive(Serialize)]
+struct Line<'a> {
+    seq: u64,
+    at_ms: i64,
+    kind: RecordKind,
+    id: &'a str,
+    subject: &'a str,
+    trace_id: &'a str,
+    body: &'a serde_json::Value,
+}
+
 /// What a caller hands over.
 #[derive(Debug, Clone)]
 pub struct Entry {
@@ -272,15 +284,8 @@ impl Writer {
         let first = self.seq;
         let (mut head, mut bytes) = (self.head, Vec::new());
         for (seq, entry) in (first..).zip(entries) {
-            let record = Record {
-                seq,
-                at_ms: self.clock.now_ms(),
-                kind: entry.kind,
-                id: entry.id.clone(),
-                subject: entry.subject.clone(),
-                trace_id: entry.trace_id.clone(),
-                body: entry.body.clone(),
-            };
+            let Entry { kind, id, subject, trace_id, body } = entry;
+            let record = Line { seq, at_ms: self.clock.now_ms(), kind: *kind, id, subject, trace_id, body };
             let mut line = serde_json::to_vec(&record).map_err(|e| e.to_string())?;
             line.pop();
             head = hash(&head, &line);
@@ -330,7 +335,8 @@ fn hash(head: &[u8; 32], line: &[u8]) -> [u8; 32] {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let digit = |value: u8| char::from(b"0123456789abcdef"[usize::from(value)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
 /// A line's record, its hash, and the part that the hash covers.

@@ -143,6 +143,9 @@ impl Extractor for Carrier {
 
 /// The trace context of a span, to be carried in an event.
 pub fn trace_of(span: &Span) -> Trace {
+    if span.is_disabled() {
+        return Trace::default();
+    }
     let mut carrier = Carrier(Trace::default());
     TraceContextPropagator::new().inject_context(&span.context(), &mut carrier);
     carrier.0
@@ -150,6 +153,9 @@ pub fn trace_of(span: &Span) -> Trace {
 
 /// Makes a span the child of what an event carries.
 pub fn follow(span: &Span, trace: &Trace) {
+    if span.is_disabled() || trace.parent.is_none() {
+        return;
+    }
     let context = TraceContextPropagator::new().extract(&Carrier(trace.clone()));
     if context.span().span_context().is_valid() {
         // Fails only for a span that has begun to be exported; it is then traced on its own.
@@ -159,6 +165,9 @@ pub fn follow(span: &Span, trace: &Trace) {
 
 /// Links a span to what an event carries, without making it its child.
 pub fn link(span: &Span, trace: &Trace) {
+    if span.is_disabled() || trace.parent.is_none() {
+        return;
+    }
     let context: Context = TraceContextPropagator::new().extract(&Carrier(trace.clone()));
     let other = context.span().span_context().clone();
     if other.is_valid() {

@@ -2,9 +2,11 @@
 //!
 //! Workers never publish, sleep or retry by themselves. An input is acknowledged only after everything that came of it is stored.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use opentelemetry::KeyValue;
 use tokio_util::sync::CancellationToken;
@@ -213,10 +215,9 @@ impl Taker {
                         options: self.options.clone(),
                         metrics: self.metrics.clone(),
                     };
-                    // Apart, so that a panic ends only this one.
-                    let cut_off = self.cut_off.clone();
-                    let handled = async move { cut_off.run_until_cancelled(one.handle(delivery)).await.is_some() };
-                    let _ = tokio::spawn(handled).await;
+                    // A panic ends only this one: nothing of it is looked at again, and its event comes back.
+                    let handled = AssertUnwindSafe(one.handle(delivery)).catch_unwind();
+                    let _ = self.cut_off.run_until_cancelled(handled).await;
                 }
                 Err(BusError::Closed) => return,
                 Err(e) => {
@@ -286,6 +287,8 @@ impl One {
         let mut work = self.worker.handle(event, body, &self.out);
         loop {
             tokio::select! {
+                // In this order, so that what is done at once sets no timer.
+                biased;
                 handled = &mut work => return handled,
                 () = tokio::time::sleep(self.options.working_every) => {
                     if let Err(e) = settle.working().await {
