@@ -19,7 +19,8 @@ const USAGE: &str = "usage: bench COMMAND [NAME=VALUE...]
                                     plan from a generated file against gzip -dc of it
   history   rounds=3 small=100000 large=1000000 folder=DIR
                                     a plan that remembers what it sees of subscribers against one that does not
-  pipeline  rounds=5 candidates=320000 keyed=30000 deciders=16 acts=128
+  pipeline  rounds=5 candidates=320000 keyed=30000 pages=64 deciders=16 acts=256
+                                    connections=3
                                     candidates over JetStream against nats bench
   generate  topics=N file=FILE      only writes a snapshot file";
 

@@ -1,6 +1,7 @@
 //! Candidates from scanner to decider to executor over JetStream, against `nats bench` of the same message sizes on the same
-//! server, in turn. Loop, decider, signatures, keys and ids are the real ones; what the executor would do is left out: it checks
-//! the signature and settles.
+//! server, in turn. Loop, decider, signatures, keys and ids are the real ones. Each role has a connection of its own, as in
+//! processes of their own, or all share one (`connections=1`), as in `trimtab run`. What the executor would do at the target is left out: it checks the signature, has the intent on disk in
+//! a real record, and settles. It is also measured without the record, whose peer would be a disk and not a message.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, StreamExt};
 use tokio_util::sync::CancellationToken;
 use trimtab::clock::Clock;
+use trimtab::journal::{Entry, Journal, RecordKind};
 use trimtab::metrics::Metrics;
 use trimtab::sign::{Signer, Trusted};
 use trimtab::worker::{self, Failure, LoopOptions, Out, Worker};
@@ -31,8 +33,6 @@ use crate::Options;
 use crate::measure;
 
 const PAGE: u64 = 32;
-/// Pages that the scanner has under way.
-const UNDER_WAY: usize = 16;
 const DAY_MS: i64 = 86_400_000;
 
 fn candidate(run: &str, n: u64, due: bool, now_ms: i64) -> LedgerCandidate {
@@ -90,9 +90,10 @@ fn page(run: &str, number: u64, candidates: Vec<LedgerCandidate>) -> Result<Even
     Ok(Event::new(id, "/trimtab/scanner/bench", "pulsar", now, Trace::default(), body)?)
 }
 
-/// Takes decisions, checks who signed them, and does nothing.
+/// Takes decisions, checks who signed them, records what would be done, and does nothing.
 struct NullExecutor {
     trusted: Trusted,
+    journal: Option<Journal>,
     taken: AtomicU64,
     bytes: AtomicU64,
 }
@@ -104,8 +105,18 @@ impl Worker for NullExecutor {
 
     fn handle<'a>(&'a self, event: &'a Event, body: Body, _out: &'a Out) -> BoxFuture<'a, Result<(), Failure>> {
         async move {
-            let Body::Decision(_) = body else { return Err(Failure::new(Class::Invalid, "not a decision")) };
+            let Body::Decision(decision) = body else { return Err(Failure::new(Class::Invalid, "not a decision")) };
             self.trusted.check(event).map_err(|e| Failure::new(Class::Refused, e))?;
+            if let Some(journal) = &self.journal {
+                let entry = Entry {
+                    kind: RecordKind::Intent,
+                    id: decision.id.to_string(),
+                    subject: decision.subject.clone(),
+                    trace_id: String::new(),
+                    body: serde_json::json!({ "decision": decision }),
+                };
+                journal.write(entry).await?;
+            }
             self.bytes.fetch_add(event.data.get().len() as u64, Ordering::Relaxed);
             self.taken.fetch_add(1, Ordering::Relaxed);
             Ok(())
@@ -121,21 +132,39 @@ struct Ran {
     server: Duration,
 }
 
+/// How a run is made.
+#[derive(Clone, Copy)]
+struct How {
+    /// Pages that the scanner has under way, that are decided at once, and decisions taken at once.
+    at_once: [usize; 3],
+    /// Whether each role has a connection of its own.
+    apart: bool,
+    /// Whether the executor writes its record.
+    record: bool,
+}
+
 /// Sends so many candidates through, every `one_in`-th of which is due. Ends when all pages and decisions are settled.
-async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64, at_once: [usize; 2]) -> Result<Ran> {
-    let options = BusOptions { queue_events: candidates * 2 + 10_000, ..BusOptions::default() };
-    let options = NatsOptions { servers: vec![url.to_owned()], create: false, bus: options, ..NatsOptions::default() };
-    let bus = Arc::new(JetStream::connect(options).await?);
+async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64, how: How) -> Result<Ran> {
+    let connect = |role: &str| {
+        let bus = BusOptions { queue_events: candidates * 2 + 10_000, ..BusOptions::default() };
+        let (servers, name) = (vec![url.to_owned()], format!("bench-{role}"));
+        JetStream::connect(NatsOptions { servers, name, create: false, bus, ..NatsOptions::default() })
+    };
+    let bus = Arc::new(connect("scanner").await?);
     let (clock, metrics, stop) = (Clock::system(), Arc::new(Metrics::new()), CancellationToken::new());
     let signer = Signer::ephemeral();
     let trusted = Trusted::new([signer.public_key()])?;
-    let executor = Arc::new(NullExecutor { trusted, taken: AtomicU64::new(0), bytes: AtomicU64::new(0) });
+    let folder = tempfile::tempdir()?;
+    let journal = how.record.then(|| Journal::open(&folder.path().join("record.jsonl"), clock.clone())).transpose()?;
+    let executor = Arc::new(NullExecutor { trusted, journal, taken: AtomicU64::new(0), bytes: AtomicU64::new(0) });
     let policy = Policy::new(PolicyConfig::default(), "bench")?;
     let decider = Arc::new(Decider::new(policy, signer, clock.clone(), "bench", metrics.clone()));
-    let mut loops = Vec::new();
-    for (worker, at_once) in [(decider as Arc<dyn Worker>, at_once[0]), (executor.clone(), at_once[1])] {
+    let (mut loops, mut buses) = (Vec::new(), vec![bus.clone()]);
+    for (worker, at_once) in [(decider as Arc<dyn Worker>, how.at_once[1]), (executor.clone(), how.at_once[2])] {
         let options = LoopOptions { at_once, ..LoopOptions::default() };
-        loops.push(tokio::spawn(worker::run(worker, bus.clone(), options, metrics.clone(), stop.clone())));
+        let own = if how.apart { Arc::new(connect(worker.role().name()).await?) } else { bus.clone() };
+        loops.push(tokio::spawn(worker::run(worker, own.clone(), options, metrics.clone(), stop.clone())));
+        buses.push(own);
     }
 
     let run = Uuid::now_v7().simple().to_string();
@@ -154,7 +183,7 @@ async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64, at_once:
             .await?
         }
     });
-    let sent: Vec<Result<()>> = pages.buffer_unordered(UNDER_WAY).collect().await;
+    let sent: Vec<Result<()>> = pages.buffer_unordered(how.at_once[0]).collect().await;
     sent.into_iter().collect::<Result<Vec<()>>>()?;
     let acts = (0..candidates).filter(|n| due(*n)).count() as u64;
     while executor.taken.load(Ordering::Relaxed) < acts {
@@ -168,11 +197,15 @@ async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64, at_once:
     let spent = |before: Option<Duration>, pid| measure::cpu_of(pid).zip(before).map_or(Duration::ZERO, |(a, b)| a - b);
     let ran = Ran { wall, cpu: spent(before, std::process::id()), server: spent(server_before, server) };
     stop.cancel();
-    bus.close().await;
+    for bus in &buses {
+        bus.close().await;
+    }
     for task in loops {
         task.await?;
     }
-    bus.flush().await?;
+    for bus in &buses {
+        bus.flush().await?;
+    }
     Ok(ran)
 }
 
@@ -227,7 +260,9 @@ fn show(what: &str, candidates: u64, ran: &Ran) -> f64 {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let rounds = options.number("rounds", 5)?;
     let (in_pages, keyed) = (options.number("candidates", 320_000)?, options.number("keyed", 30_000)?);
-    let at_once = [options.number("deciders", 16)? as usize, options.number("acts", 128)? as usize];
+    let many = |name, default| anyhow::Ok(usize::try_from(options.number(name, default)?)?);
+    let at_once = [many("pages", 64)?, many("deciders", 16)?, many("acts", 256)?];
+    let apart = options.number("connections", 3)? > 1;
     // As `nats bench` is usually run: the server syncs when it likes.
     let mut rig = NatsRig::builder().sync_interval("2m").start()?;
     let (url, server) = (rig.url(), rig.process(0)?.pid());
@@ -243,24 +278,34 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     let (one, whole) = (size(1)?, size(PAGE)?);
     println!("a candidate alone has {one} bytes, a page of {PAGE} {whole}");
-    let (mut pages_ratio, mut same_size, mut keyed_ratio) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut pages_ratio, mut pages_recorded, mut same_size) = (vec![], vec![], vec![]);
+    let (mut keyed_ratio, mut keyed_recorded) = (vec![], vec![]);
     for _ in 0..rounds {
         let single = peer(&url, 50_000, one)?;
         let page = peer(&url, 5_000, whole)?;
-        let usual =
-            show("pages of 32, 1 % act", in_pages, &runtime.block_on(pipeline(&url, server, in_pages, 100, at_once))?);
-        let all = show("all act, keyed", keyed, &runtime.block_on(pipeline(&url, server, keyed, 1, at_once))?);
+        let run = |what, candidates, one_in, record| {
+            let ran = pipeline(&url, server, candidates, one_in, How { at_once, apart, record });
+            anyhow::Ok(show(what, candidates, &runtime.block_on(ran)?))
+        };
+        let usual = run("pages of 32, 1 % act", in_pages, 100, false)?;
+        let usual_recorded = run("pages of 32, 1 % act, recorded", in_pages, 100, true)?;
+        let all = run("all act, keyed", keyed, 1, false)?;
+        let recorded = run("all act, keyed, recorded", keyed, 1, true)?;
         let composite = 1.0 / (2.0 / single.publish + 2.0 / single.consume);
         println!(
             "  nats bench: {one} bytes P {:.0}/s C {:.0}/s (1/(2/P+2/C) {composite:.0}/s); {whole} bytes P {:.0}/s C {:.0}/s",
             single.publish, single.consume, page.publish, page.consume
         );
         pages_ratio.push(usual / single.publish);
+        pages_recorded.push(usual_recorded / single.publish);
         same_size.push(usual / page.publish);
         keyed_ratio.push(all / composite);
+        keyed_recorded.push(recorded / composite);
     }
     measure::ratio("pipeline, pages: candidates/s to P of one candidate's size", &pages_ratio, "must be at least 1.5");
+    measure::ratio("pipeline, pages, each intent recorded: the same", &pages_recorded, "for comparison");
     measure::ratio("pipeline, pages: candidates/s to P of a page's size", &same_size, "for comparison");
     measure::ratio("pipeline, keyed: candidates/s to 1/(2/P+2/C)", &keyed_ratio, "must be at least 0.8");
+    measure::ratio("pipeline, keyed, each intent recorded: the same", &keyed_recorded, "for comparison");
     Ok(())
 }
