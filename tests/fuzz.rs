@@ -9,11 +9,14 @@ use base64::engine::general_purpose::STANDARD;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 // The targets name the crate that `cargo fuzz` links; here it is this one, and a target is a function.
 extern crate self as libfuzzer_sys;
 
+#[path = "../fuzz/fuzz_targets/event.rs"]
+#[expect(unused_attributes, reason = "`no_main` is for the linker of a fuzz target")]
+mod event;
 #[path = "../fuzz/fuzz_targets/hedwig_frames.rs"]
 #[expect(unused_attributes, reason = "`no_main` is for the linker of a fuzz target")]
 mod hedwig_frames;
@@ -112,9 +115,14 @@ fn run(seeds: &[Vec<u8>], cases: u32, target: fn(&[u8])) {
     for seed in seeds {
         target(&seed[..seed.len().min(LONGEST)]);
     }
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
     let input = (any::<Index>(), vec(change(), 1..6));
-    TestRunner::new(config)
+    // The same inputs each time, unless told otherwise: what another finds is for who looks for it.
+    let number: u64 = std::env::var("FUZZ_SEED").map_or(0, |text| text.parse().unwrap());
+    let mut seed = [0; 32];
+    seed[..8].copy_from_slice(&number.to_le_bytes());
+    let cases = cases * std::env::var("FUZZ_TIMES").map_or(1, |text| text.parse().unwrap());
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed))
         .run(&input, |(seed, changes)| {
             let mut bytes = seed.get(seeds).clone();
             for change in &changes {
@@ -155,6 +163,17 @@ impl Drop for Folder {
         let top = if memory.is_dir() { memory } else { std::env::temp_dir() };
         let _ = fs::remove_dir_all(top.join(format!("{}-{}", self.0, std::process::id())));
     }
+}
+
+#[test]
+fn events() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../schemas/examples");
+    let folders = fs::read_dir(examples).unwrap().map(|entry| entry.unwrap().path());
+    let files = folders.flat_map(|folder| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
+    let mut files: Vec<PathBuf> = files.collect();
+    files.sort();
+    let seeds: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+    run(&seeds, 10_000, event::target);
 }
 
 #[test]

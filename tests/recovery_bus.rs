@@ -168,12 +168,18 @@ async fn only_what_is_large_enough_goes_over_the_bus() {
 /// Threads of this process and workers share the work.
 #[tokio::test(flavor = "multi_thread")]
 async fn threads_here_and_workers_share_the_work() {
-    let ground = Ground::fixture(|_| ());
-    let keys = [ground.worker(&ground.at), ground.worker(&ground.at)];
-    let (report, elsewhere) = ground.recover(1, keys, all_over_the_bus()).await;
-    assert_eq!(report.outcome, Outcome::Recovered);
-    assert!(elsewhere > 0 && elsewhere < SEGMENTS, "{elsewhere}");
-    ground.came_out_the_same();
+    // Who is quicker depends on the machine, so there are several tries.
+    for _ in 0..20 {
+        let ground = Ground::fixture(|_| ());
+        let keys = [ground.worker(&ground.at), ground.worker(&ground.at)];
+        let (report, elsewhere) = ground.recover(1, keys, all_over_the_bus()).await;
+        assert_eq!(report.outcome, Outcome::Recovered);
+        ground.came_out_the_same();
+        if elsewhere > 0 && elsewhere < SEGMENTS {
+            return;
+        }
+    }
+    panic!("the work was never shared");
 }
 
 #[tokio::test(flavor = "multi_thread")]

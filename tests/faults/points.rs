@@ -86,6 +86,11 @@ impl Points {
         self.0.crashed.cancelled().await;
     }
 
+    /// Whether the process is to end.
+    pub(crate) fn crashes(&self) -> bool {
+        self.0.crashed.is_cancelled()
+    }
+
     /// Says that nothing of the process goes on any more: what blocks a thread may end.
     pub(crate) fn gone(&self) {
         *lock(&self.0.gone.0) = true;

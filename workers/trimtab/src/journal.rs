@@ -8,7 +8,8 @@
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -140,6 +141,7 @@ type Reply = oneshot::Sender<Result<u64, JournalError>>;
 pub struct Journal {
     path: PathBuf,
     sender: mpsc::Sender<(Entry, Reply)>,
+    pending: Arc<AtomicUsize>,
 }
 
 /// Records written and synced together at most.
@@ -190,9 +192,11 @@ impl Journal {
             writer.append(&[note]).map_err(|why| error("cannot be written", why))?;
         }
         let (sender, receiver) = mpsc::channel();
-        let run = std::thread::Builder::new().name("journal".to_owned()).spawn(move || writer.run(&receiver));
+        let pending = Arc::new(AtomicUsize::new(0));
+        let left = pending.clone();
+        let run = std::thread::Builder::new().name("journal".to_owned()).spawn(move || writer.run(&receiver, &left));
         run.map_err(|e| error("cannot be opened", e.to_string()))?;
-        Ok(Journal { path: path.to_owned(), sender })
+        Ok(Journal { path: path.to_owned(), sender, pending })
     }
 
     /// Writes a record. When this returns its number, the record is on disk.
@@ -206,8 +210,17 @@ impl Journal {
             what: "cannot be written",
             why: "its writer has ended".to_owned(),
         };
-        self.sender.send((entry, reply)).map_err(|_| gone())?;
+        self.pending.fetch_add(1, Ordering::SeqCst);
+        if self.sender.send((entry, reply)).is_err() {
+            self.pending.fetch_sub(1, Ordering::SeqCst);
+            return Err(gone());
+        }
         answer.await.map_err(|_| gone())?
+    }
+
+    /// Records that were handed over and have no answer yet.
+    pub fn pending(&self) -> usize {
+        self.pending.load(Ordering::SeqCst)
     }
 
     /// Where it is.
@@ -258,7 +271,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(&mut self, receiver: &mpsc::Receiver<(Entry, Reply)>) {
+    fn run(&mut self, receiver: &mpsc::Receiver<(Entry, Reply)>, pending: &AtomicUsize) {
         while let Ok(first) = receiver.recv() {
             let mut group = vec![first];
             while group.len() < GROUP
@@ -275,6 +288,7 @@ impl Writer {
                     why: why.clone(),
                 });
                 let _ = reply.send(answer);
+                pending.fetch_sub(1, Ordering::SeqCst);
             }
         }
     }

@@ -326,7 +326,8 @@ mod tests {
         let trusted = Trusted::new([signer.public_key()]).unwrap();
         let events = together(&signer, 5);
         events.iter().for_each(|event| trusted.check(event).unwrap());
-        let attributes: [(&str, fn(&mut Event) -> &mut String); 9] = [
+        type Attribute = fn(&mut Event) -> &mut String;
+        let attributes: [(&str, Attribute); 9] = [
             ("id", |e| &mut e.id),
             ("source", |e| &mut e.source),
             ("kind", |e| &mut e.kind),

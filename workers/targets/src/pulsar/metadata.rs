@@ -371,7 +371,9 @@ pub fn ledger_metadata(value: &[u8]) -> Result<LedgerState, Undecodable> {
 fn state(state: Option<i32>, last_entry: Option<i64>, length: i64) -> Result<LedgerState, Undecodable> {
     match (state, last_entry) {
         (Some(1 | 2), _) => Ok(LedgerState::Open),
-        (Some(3), Some(last)) if last >= -1 => Ok(LedgerState::Closed { entries: last + 1, bytes: length }),
+        (Some(3), Some(last)) if (-1..i64::MAX).contains(&last) => {
+            Ok(LedgerState::Closed { entries: last + 1, bytes: length })
+        }
         (Some(3), _) => Err(bad("a closed ledger without a last entry")),
         (other, _) => Err(bad(format!("ledger state {other:?} is not known"))),
     }
