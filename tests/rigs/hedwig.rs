@@ -5,14 +5,14 @@
 //! # fn main() -> anyhow::Result<()> {
 //! let mut rig = HedwigRig::builder().start()?;
 //! let mut hands = rig.hands()?;
-//! // Subscribe first: what was published while nobody subscribed can keep a hub from ever collecting the topic's ledgers.
-//! hands.run("subscribe t idle")?;
+//! // Subscribers first: a hub that comes by while a topic has none never collects that topic's ledgers, until it is restarted.
+//! hands.prepare("t", &["idle"])?;
 //! hands.run("publish t 250")?;
 //! rig.kill9(Part::Hub1)?;
 //! # Ok(()) }
 //! ```
 //!
-//! What differs from a usual hub: twenty messages a ledger, collection every second, no rebalancing, sessions of 4 s. Any setting
+//! What differs from a usual hub: twenty messages a ledger, collection every second, no rebalancing, sessions of 6 s. Any setting
 //! can be overridden. Hubs have no way to stop in good order: SIGTERM loses what they hold in memory just as SIGKILL does, and their
 //! nodes stay until the session ends.
 
@@ -265,7 +265,7 @@ impl HedwigRig {
 
     fn zookeeper_config(&self) -> String {
         format!(
-            "tickTime=500\ndataDir={}\nclientPortAddress=127.0.0.1\nclientPort={}\nmaxClientCnxns=0\n",
+            "tickTime=1000\ndataDir={}\nclientPortAddress=127.0.0.1\nclientPort={}\nmaxClientCnxns=0\n",
             self.folder.path().join("zookeeper").display(),
             self.ports.zookeeper.number(),
         )
@@ -291,7 +291,7 @@ impl HedwigRig {
         let both = self.parts.contains(&Part::Remote);
         let mut all: BTreeMap<&str, String> = BTreeMap::from([
             ("zk_host", self.zk()),
-            ("zk_timeout", "4000".into()),
+            ("zk_timeout", "6000".into()),
             ("server_port", plain.number().to_string()),
             ("ssl_server_port", tls.number().to_string()),
             ("ssl_enabled", self.certificate.is_some().to_string()),
@@ -463,6 +463,25 @@ impl Hands {
     /// Does several commands, one after the other.
     pub fn run_all<'a>(&mut self, commands: impl IntoIterator<Item = &'a str>) -> Result<Vec<String>> {
         self.0.run_all(commands)
+    }
+
+    /// Subscribers at 0 of a topic that no hub has taken yet.
+    pub fn prepare(&mut self, topic: &str, subscribers: &[&str]) -> Result<()> {
+        let names: Vec<String> = subscribers.iter().map(|name| word(name)).collect();
+        self.run(&format!("prepare {TOPICS} {} {}", word(topic), names.join(" "))).map(drop)
+    }
+
+    /// What an online subscriber has heard, once it is as wanted.
+    pub fn heard(&mut self, name: &str, within: Duration, wanted: impl Fn(&str) -> bool) -> Result<String> {
+        let start = Instant::now();
+        loop {
+            let heard = self.run(&format!("heard {name}"))?;
+            if wanted(&heard) {
+                return Ok(heard);
+            }
+            ensure!(start.elapsed() < within, "{name} has heard only {heard} after {} s", within.as_secs());
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// The process, to freeze or kill it.

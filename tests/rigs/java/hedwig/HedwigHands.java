@@ -30,6 +30,8 @@ import org.apache.hedwig.protocol.PubSubProtocol.SubscribeRequest.CreateOrAttach
 import org.apache.hedwig.protocol.PubSubProtocol.SubscriptionData;
 import org.apache.hedwig.protocol.PubSubProtocol.SubscriptionEvent;
 import org.apache.hedwig.protocol.PubSubProtocol.SubscriptionOptions;
+import org.apache.hedwig.protocol.PubSubProtocol.SubscriptionPreferences;
+import org.apache.hedwig.protocol.PubSubProtocol.SubscriptionState;
 import org.apache.hedwig.protoextensions.SubscriptionStateUtils;
 import org.apache.hedwig.server.regions.HedwigHubClient;
 import org.apache.hedwig.util.Callback;
@@ -50,10 +52,13 @@ import org.apache.zookeeper.data.Stat;
  *
  *   publish TOPIC COUNT [size=100]           tells the last message's number
  *   subscribe TOPIC SUB [mode=create_or_attach] [bound=N] [window=N] [filter=CLASS]      and lets go at once
- *   consume TOPIC SUB COUNT                  receives so many messages, consumes up to the last of them, lets go
+ *   prepare ROOT TOPIC SUB...                subscribers at 0 of a topic that no hub has yet, as a hub would write them: a hub that
+ *                                            finds them when it takes the topic never sees it without any, which would keep it from
+ *                                            ever collecting
+ *   consume TOPIC SUB COUNT [wait=20000]     receives so many messages, consumes up to the last of them, lets go
  *   consumeto TOPIC SUB ID                   consumes up to a number without having received it, lets go
  *   online NAME TOPIC SUB [consume=false] [comeback=true]      stays attached
- *   heard NAME                               received=COUNT last=ID events=EVENT,...
+ *   heard NAME                               received=COUNT first=ID last=ID events=EVENT,...
  *   release NAME                             lets go           abandon NAME     closes the connection without a word
  *   unsubscribe TOPIC SUB
  *   show ROOT TOPIC                          the metadata, decoded by Hedwig's classes: ledgers=ID:START:END,...
@@ -154,6 +159,9 @@ public final class HedwigHands {
                 subscriber(w).subscribe(w.bytes(0), w.bytes(1), w.subscription(false));
                 subscriber(w).closeSubscription(w.bytes(0), w.bytes(1));
                 return "";
+            case "prepare":
+                prepare(w.at(0) + "/" + w.at(1), w.plain.subList(2, w.plain.size()));
+                return "";
             case "consume":
                 return consume(w);
             case "consumeto":
@@ -215,6 +223,11 @@ public final class HedwigHands {
             }
 
             @Override
+            public long getSubscribeReconnectRetryWaitTime() {
+                return 2_000; // a fifth of the usual, so that tests need not wait
+            }
+
+            @Override
             public int getMaximumOutstandingMessages() {
                 return 1_000_000;
             }
@@ -246,6 +259,31 @@ public final class HedwigHands {
             zk().setData(path, data, -1);
         } catch (KeeperException.NoNodeException e) {
             zk().create(path, data, ZooDefs.Ids.OPEN_ACL_UNSAFE, CreateMode.PERSISTENT);
+        }
+    }
+
+    private void prepare(String path, List<String> subs) throws Exception {
+        if (zk().exists(path + "/hub", false) != null) {
+            throw new IllegalStateException("a hub has it already");
+        }
+        for (int at = path.indexOf('/', 1); at > 0; at = path.indexOf('/', at + 1)) {
+            createIfMissing(path.substring(0, at), new byte[0]);
+        }
+        createIfMissing(path, new byte[0]);
+        createIfMissing(path + "/subscribers", new byte[0]);
+        byte[] atZero = SubscriptionData.newBuilder()
+                .setState(SubscriptionState.newBuilder().setMsgId(MessageSeqId.newBuilder().setLocalComponent(0)))
+                .setPreferences(SubscriptionPreferences.newBuilder()).build().toByteArray();
+        for (String sub : subs) {
+            createIfMissing(path + "/subscribers/" + sub, atZero);
+        }
+    }
+
+    private void createIfMissing(String path, byte[] data) throws Exception {
+        try {
+            zk().create(path, data, ZooDefs.Ids.OPEN_ACL_UNSAFE, CreateMode.PERSISTENT);
+        } catch (KeeperException.NodeExistsException e) {
+            // as wanted
         }
     }
 
@@ -309,7 +347,7 @@ public final class HedwigHands {
             }
             callback.operationFinished(context, null);
         });
-        boolean all = done.await(20, TimeUnit.SECONDS);
+        boolean all = done.await(Long.parseLong(w.options.getOrDefault("wait", "20000")), TimeUnit.MILLISECONDS);
         if (all) {
             subscriber.consume(w.bytes(0), w.bytes(1), last.get());
             Thread.sleep(200); // it has no answer
@@ -330,6 +368,7 @@ public final class HedwigHands {
         private final boolean consume;
         private final List<String> events = new ArrayList<>();
         private long received;
+        private long first;
         private long last;
 
         Online(Words w) throws Exception {
@@ -345,6 +384,9 @@ public final class HedwigHands {
         @Override
         public synchronized void deliver(ByteString t, ByteString s, Message message, Callback<Void> callback, Object context) {
             received++;
+            if (received == 1) {
+                first = message.getMsgId().getLocalComponent();
+            }
             last = message.getMsgId().getLocalComponent();
             if (consume) {
                 try {
@@ -362,7 +404,7 @@ public final class HedwigHands {
         }
 
         synchronized String heard() {
-            return "received=" + received + " last=" + last + " events=" + String.join(",", events);
+            return "received=" + received + " first=" + first + " last=" + last + " events=" + String.join(",", events);
         }
 
         void release(boolean politely) throws Exception {

@@ -378,12 +378,17 @@ impl HedwigAct {
         let deadline = Instant::now() + self.options.shown_within;
         let mut wait = Duration::from_millis(5);
         let (found, shown) = loop {
-            let found = match self.inventory.subscriber(what.topic, what.subscriber).await {
+            let found = self.inventory.subscriber(what.topic, what.subscriber).await;
+            let late = Instant::now() + wait > deadline;
+            let found = match found {
                 Ok(Some(found)) => found,
                 Ok(None) => return Outcome::Uncertain("it unsubscribed meanwhile".to_owned()),
+                Err(_) if !late => {
+                    sleep(wait).await;
+                    continue;
+                }
                 Err(e) => return Outcome::Uncertain(format!("what came of it could not be read: {e}")),
             };
-            let late = Instant::now() + wait > deadline;
             match (&found.subscription, found.seen == what.seen) {
                 (_, true) if !late => sleep(wait).await,
                 (_, true) => {
