@@ -254,6 +254,19 @@ pub struct CursorDetail {
     pub replicated: bool,
     /// The stored time since when it has been idle (Pulsar 5.0.1), 0 when absent.
     pub idle_since_ms: i64,
+    /// What the topic's broker says of it, where it was asked because the position is in a cursor ledger.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub told: Option<Told>,
+}
+
+/// What a broker that has a topic loaded says of a subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Told {
+    /// Connected consumers.
+    pub consumers: u32,
+    /// When a consumer last asked for, was given or acknowledged anything, milliseconds since 1970; 0 when not since the load.
+    pub active_ms: i64,
 }
 
 /// What a cursor is, by its name.

@@ -26,7 +26,7 @@ pub use evidence::{CHANGE_EVENTS_OPEN, Evidence, NOT_READ};
 pub use ids::{SHARDS, decision_id, event_id, key_of, shard_of};
 pub use ledger::{
     Cursor, CursorDetail, CursorKind, LastLedger, LedgerCandidate, LedgerInfo, Level, Loaded, Offload, Partition,
-    Policies, Position, Retention, Seen, Setting, TopicClass,
+    Policies, Position, Retention, Seen, Setting, Told, TopicClass,
 };
 pub use notice::{Announced, Notice};
 pub use outcome::{Outcome, Status, TopicState};

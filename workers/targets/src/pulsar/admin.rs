@@ -12,9 +12,10 @@ use reqwest::{Method, StatusCode, Url};
 use serde::Deserialize;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
-use trimtab_events::{Position, Retention};
+use trimtab_events::{Position, Retention, Told};
 
-use super::names::{TopicName, encode, percent};
+use super::metadata::Hole;
+use super::names::{TopicName, decode, encode, percent};
 use super::policies::TopicPolicies;
 use crate::Pace;
 use crate::error::{Class, Result, TargetError};
@@ -134,6 +135,36 @@ impl SubscriptionStats {
     pub fn replicated(&self) -> bool {
         self.replicated || self.is_replicated
     }
+}
+
+/// Where a subscription stands, as its broker has it in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToldCursor {
+    /// Everything up to and including this is acknowledged.
+    pub mark_delete: Position,
+    /// What is acknowledged beyond it.
+    pub holes: Vec<Hole>,
+    /// Who uses it, and when somebody last did.
+    pub told: Told,
+}
+
+/// `12:3`.
+fn position(text: &str) -> Option<Position> {
+    let (ledger, entry) = text.trim().split_once(':')?;
+    Some(Position { ledger: ledger.parse().ok()?, entry: entry.parse().ok()? })
+}
+
+/// `[(12:3..12:5],(13:-1..13:0]]`, without the first and with the last of each run. Some versions write other dots.
+fn runs(text: &str) -> Option<Vec<Hole>> {
+    let mut rest = text.trim().strip_prefix('[')?.strip_suffix(']')?.trim();
+    let mut holes = Vec::new();
+    while !rest.is_empty() {
+        let (run, more) = rest.strip_prefix('(')?.split_once(']')?;
+        let (after, last) = run.split_once("..").or_else(|| run.split_once('\u{2025}'))?;
+        holes.push(Hole { after: position(after)?, last: position(last)? });
+        rest = more.trim_start_matches([',', ' ']);
+    }
+    Some(holes)
 }
 
 /// A consumer, as statistics show it.
@@ -435,6 +466,46 @@ impl Admin {
         })
     }
 
+    /// Where the subscriptions of a topic stand in its broker's memory, by their plain names. Loads the topic when it is not loaded.
+    ///
+    /// # Errors
+    /// When the broker does not answer or the answer is not understood.
+    pub async fn standing(&self, name: &TopicName) -> Result<HashMap<String, ToldCursor>> {
+        #[derive(Deserialize)]
+        struct Raw {
+            cursors: HashMap<String, RawCursor>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct RawCursor {
+            mark_delete_position: String,
+            individually_deleted_messages: String,
+        }
+        let what = format!("asking where the subscriptions of {} stand", name.subject());
+        // First who is there: whoever connects after that shows in the position, or at the attach.
+        let connected = self.connected(name).await?;
+        let answer = self.checked(Method::GET, &format!("{}/internalStats", name.admin_path()), what.clone()).await?;
+        let raw: Raw =
+            serde_json::from_slice(&answer.body).map_err(|e| TargetError::new(Class::Transient, what.clone(), e))?;
+        let odd = |text: &str| TargetError::new(Class::Transient, what.clone(), format!("{text:?} is not understood"));
+        let mut told = HashMap::new();
+        for (encoded, cursor) in raw.cursors {
+            let plain = decode(&encoded).unwrap_or(encoded);
+            let Some(stats) = connected.subscriptions.get(&plain) else { continue };
+            let at = &cursor.mark_delete_position;
+            let mark_delete = position(at).ok_or_else(|| odd(at))?;
+            let holes = runs(&cursor.individually_deleted_messages);
+            let holes = holes.ok_or_else(|| odd(&cursor.individually_deleted_messages))?;
+            let times = [stats.last_consumed_timestamp, stats.last_acked_timestamp, stats.last_consumed_flow_timestamp];
+            let told_of = Told {
+                consumers: u32::try_from(stats.consumers.len()).unwrap_or(u32::MAX),
+                active_ms: times.into_iter().max().unwrap_or(0).max(0),
+            };
+            told.insert(plain, ToldCursor { mark_delete, holes, told: told_of });
+        }
+        Ok(told)
+    }
+
     /// Whether a cursor has acknowledgements that wait for a new cursor ledger: those are lost when the topic is closed before it is
     /// made. False when the topic has no such cursor. Loads the topic when it is not loaded.
     pub(crate) async fn cursor_switches(&self, name: &TopicName, subscription: &str) -> Result<bool> {
@@ -585,6 +656,21 @@ fn chain(e: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_brokers_write_of_a_cursor_is_understood() {
+        let at = |ledger, entry| Position { ledger, entry };
+        assert_eq!(position("12:-1"), Some(at(12, -1)));
+        assert_eq!(position("12"), None);
+        let two = [Hole { after: at(12, 3), last: at(12, 5) }, Hole { after: at(13, -1), last: at(13, 0) }];
+        for text in ["[(12:3..12:5],(13:-1..13:0]]", "[(12:3\u{2025}12:5], (13:-1\u{2025}13:0]]"] {
+            assert_eq!(runs(text).as_deref(), Some(&two[..]), "{text}");
+        }
+        assert_eq!(runs("[]"), Some(Vec::new()));
+        for odd in ["", "[", "[(12:3..12:5]", "[[12:3..12:5]]", "[(12:3]]", "[(a:3..12:5]]", "[x]"] {
+            assert_eq!(runs(odd), None, "{odd}");
+        }
+    }
 
     #[test]
     fn a_redirect_keeps_to_known_brokers_and_to_https() {

@@ -167,6 +167,7 @@ pub(crate) fn cursor(encoded: &str, stat: Stat, value: &[u8], settings: &Setting
                 progress: format!("{:x}.{}", stat.created_zxid, info.digest),
                 replicated: info.replicated(),
                 idle_since_ms: info.idle_since_ms,
+                told: None,
             }),
         },
         Err(e) => {

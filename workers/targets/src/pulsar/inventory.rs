@@ -11,6 +11,7 @@ use trimtab_events::{
     Seen, split_subscriber,
 };
 
+use super::admin::ToldCursor;
 use super::assemble::{self, CHANGE_EVENTS, Namespace, Settings};
 use super::metadata::{CursorInfo, ManagedLedger};
 use super::names::{self, TopicName};
@@ -26,10 +27,12 @@ const CURSOR_WINDOW: usize = 16;
 /// How often the cursors of a topic are listed, if some are gone each time by when they are read.
 const LISTINGS: usize = 3;
 
-/// Asks somebody for the policies that topics of a namespace set for themselves.
-pub trait AskPolicies: Send + Sync {
+/// Asks brokers for what the metadata does not say.
+pub trait AskBrokers: Send + Sync {
     /// The policies of one topic, by its name without `-partition-<n>`.
     fn topic_policies<'a>(&'a self, name: &'a TopicName) -> BoxFuture<'a, Result<TopicPolicies>>;
+    /// Where the subscriptions of a topic that is loaded stand, by their plain names.
+    fn standing<'a>(&'a self, name: &'a TopicName) -> BoxFuture<'a, Result<HashMap<String, ToldCursor>>>;
     /// Records evidence that asking may erase. Must be stored before it returns.
     fn record<'a>(&'a self, evidence: &'a [LedgerCandidate]) -> BoxFuture<'a, Result<()>>;
     /// Tells and records what asking has done: brokers took bundles of this namespace, and load these topics of theirs.
@@ -66,7 +69,7 @@ pub struct CursorNode {
 pub struct PulsarInventory {
     zk: Zk,
     settings: Settings,
-    ask: Option<Arc<dyn AskPolicies>>,
+    ask: Option<Arc<dyn AskBrokers>>,
     layout: OnceCell<std::result::Result<Layout, String>>,
     stored_policies: OnceCell<bool>,
 }
@@ -85,7 +88,7 @@ struct Open {
 
 impl PulsarInventory {
     /// An inventory over a reader.
-    pub fn new(zk: Zk, settings: Settings, ask: Option<Arc<dyn AskPolicies>>) -> PulsarInventory {
+    pub fn new(zk: Zk, settings: Settings, ask: Option<Arc<dyn AskBrokers>>) -> PulsarInventory {
         PulsarInventory { zk, settings, ask, layout: OnceCell::new(), stored_policies: OnceCell::new() }
     }
 
@@ -413,6 +416,9 @@ impl PulsarInventory {
         }
         if topic.cursors.is_not_read() && reads(&topic).cursors {
             topic.cursors = self.cursors(name, &stat).await?;
+            if reads(&topic).subscribers {
+                self.ask_standing(name, &mut topic).await?;
+            }
             if let Partition::Of { index, count } = &topic.partition
                 && count.is_not_read()
                 && reads(&topic).partition
@@ -423,6 +429,29 @@ impl PulsarInventory {
         Ok(Some(topic))
     }
 
+    /// Where subscriptions stand whose position is in a cursor ledger: asked of the topic's broker, if it has the topic loaded. Asking
+    /// loads a topic that is not; should it be closed at this very moment, what is known was recorded before.
+    async fn ask_standing(&self, name: &TopicName, topic: &mut LedgerCandidate) -> Result<()> {
+        let Some(ask) = &self.ask else { return Ok(()) };
+        let hidden = |cursor: &Cursor| cursor.lower_bound && cursor.kind == CursorKind::Subscription;
+        if !topic.cursors.present().is_some_and(|cursors| cursors.iter().any(hidden)) || topic.loaded != Loaded::Yes {
+            return Ok(());
+        }
+        ask.record(std::slice::from_ref(topic)).await?;
+        // Without an answer they stay unknown, and are kept.
+        let Ok(told) = ask.standing(name).await else { return Ok(()) };
+        let Evidence::Present(cursors) = &mut topic.cursors else { return Ok(()) };
+        for cursor in cursors.iter_mut().filter(|cursor| hidden(cursor)) {
+            let (Some(told), Some(detail)) = (told.get(&cursor.name), &mut cursor.detail) else { continue };
+            detail.progress =
+                format!("{:x}.{}", detail.seen.created_zxid, super::metadata::digest_of(told.mark_delete, &told.holes));
+            detail.told = Some(told.told);
+            cursor.mark_delete = Evidence::Present(told.mark_delete);
+            cursor.lower_bound = false;
+        }
+        Ok(())
+    }
+
     /// The subscribers of a topic; of a partition, as seen over all partitions.
     async fn with_siblings(&self, open: &Open, name: &TopicName, topic: LedgerCandidate) -> Result<Candidate> {
         let others = match &topic.partition {
@@ -431,7 +460,12 @@ impl PulsarInventory {
             }
             _ => Vec::new(),
         };
-        let reads = |_: &LedgerCandidate| Reads { cursors: true, ..Reads::default() };
+        let reads = |_: &LedgerCandidate| Reads {
+            last: self.ask.is_some(),
+            cursors: true,
+            partition: false,
+            subscribers: true,
+        };
         let read = |name: TopicName| async move { self.topic(open, &name, &reads).await };
         let others: Vec<Option<LedgerCandidate>> =
             stream::iter(others).map(read).buffered(CURSOR_WINDOW).try_collect().await?;
@@ -482,13 +516,14 @@ impl PulsarInventory {
 
     /// A namespace whose topic policies must be asked for: everything that the question may load is read and recorded before the first
     /// call, since loading erases the evidence.
-    async fn ask_all(&self, open: &Open, names: &[TopicName]) -> Result<Vec<Item>> {
+    async fn ask_all(&self, open: &Open, names: &[TopicName], reads: ReadsOf<'_>) -> Result<Vec<Item>> {
         let Some(ask) = self.ask.clone() else { return Ok(Vec::new()) };
         let facts: &Open = open;
         let owned = self.owned(&open.name).await?;
         let more = self.at_risk(open, &owned, names).await?;
         let read = |name: TopicName| async move {
-            let topic = self.topic(facts, &name, &|_| Reads::ALL).await?;
+            let all = |topic: &LedgerCandidate| Reads { subscribers: reads(topic).subscribers, ..Reads::ALL };
+            let topic = self.topic(facts, &name, &all).await?;
             Ok::<_, TargetError>(topic.map(|topic| (name, topic)))
         };
         let read_all = |names: &[TopicName]| {
@@ -662,7 +697,7 @@ impl Inventory for PulsarInventory {
             // A topic's partitions one after the other, in the order of their numbers.
             names.sort_by(|a, b| (a.base(), a.partition).cmp(&(b.base(), b.partition)));
             if open.must_ask {
-                odd.extend(self.ask_all(&open, &names).await?.into_iter().map(Ok));
+                odd.extend(self.ask_all(&open, &names, reads).await?.into_iter().map(Ok));
                 return Ok(stream::iter(odd).boxed());
             }
             let open = Arc::new(open);
@@ -705,14 +740,15 @@ impl Inventory for PulsarInventory {
                 locks: Mutex::default(),
                 must_ask,
             };
+            let reads = |_: &LedgerCandidate| Reads { subscribers: subscriber.is_some(), ..Reads::ALL };
             let topic = if open.must_ask {
-                let asked = self.ask_all(&open, std::slice::from_ref(&name)).await?;
+                let asked = self.ask_all(&open, std::slice::from_ref(&name), &reads).await?;
                 asked.into_iter().find_map(|item| match item {
                     Item::Candidate(Candidate::Ledger(topic)) => Some(*topic),
                     Item::Candidate(Candidate::Subscriber(_)) | Item::Problem(_) => None,
                 })
             } else {
-                self.topic(&open, &name, &|_| Reads::ALL).await?
+                self.topic(&open, &name, &reads).await?
             };
             let Some(topic) = topic else { return Ok(None) };
             match subscriber {

@@ -343,6 +343,19 @@ fn place(position: Option<&NestedPosition>) -> Option<Position> {
     Some(Position { ledger: position.ledger?, entry: position.entry? })
 }
 
+/// The digest that a cursor's node has when nothing but this is acknowledged.
+pub(crate) fn digest_of(mark_delete: Position, holes: &[Hole]) -> String {
+    let place = |at: Position| Some(NestedPosition { ledger: Some(at.ledger), entry: Some(at.entry) });
+    let holes = holes.iter().map(|hole| MessageRange { lower: place(hole.after), upper: place(hole.last) });
+    let raw = RawCursorInfo {
+        mark_delete_ledger: Some(mark_delete.ledger),
+        mark_delete_entry: Some(mark_delete.entry),
+        holes: holes.collect(),
+        ..RawCursorInfo::default()
+    };
+    digest(&raw.encode_to_vec())
+}
+
 fn digest(bytes: &[u8]) -> String {
     use sha2::Digest;
     sha2::Sha256::digest(bytes)[..8].iter().map(|byte| format!("{byte:02x}")).collect()

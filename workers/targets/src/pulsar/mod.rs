@@ -20,11 +20,11 @@ mod visit;
 pub mod wire;
 
 pub use act::{ActOptions, PulsarAct};
-pub use admin::{Admin, AdminOptions, ConnectedConsumer, SubscriptionStats};
+pub use admin::{Admin, AdminOptions, ConnectedConsumer, SubscriptionStats, ToldCursor};
 pub use assemble::Settings;
 pub use attach::{Binary, BinaryOptions};
 pub use backlog::{Backlog, Place, Row};
-pub use inventory::{AskPolicies, CursorNode, PulsarInventory};
+pub use inventory::{AskBrokers, CursorNode, PulsarInventory};
 pub use metadata::{CursorInfo, Hole, ManagedLedger, cursor_info, ledger_metadata, managed_ledger_info};
 pub use names::{TopicName, ledger_id, ledger_path};
 pub use policies::{TopicLevel, TopicPolicies, topic_policies_file};

@@ -115,7 +115,7 @@ fn subscriber(group: &[LedgerCandidate], topic: &LedgerCandidate, own: &Cursor, 
         },
         stored_ms: cursors().map(|(_, cursor)| stored(cursor)).max().unwrap_or(0),
         alive_ms: cursors().map(|(part, cursor)| alive(part, cursor)).max().unwrap_or(0),
-        connected: Evidence::not_read(),
+        connected: connected(&parts),
         history: None,
         mark: None,
         protected: None,
@@ -134,10 +134,21 @@ fn stored(cursor: &Cursor) -> i64 {
 /// The stored time of last activity, unless it is that of a load: a load makes every cursor of the topic active, and writes its own
 /// time as the closing time of the ledger that was the last one.
 fn alive(topic: &LedgerCandidate, cursor: &Cursor) -> i64 {
+    let told = cursor.detail.as_ref().and_then(|detail| detail.told).map_or(0, |told| told.active_ms);
     let at = cursor.last_active_ms;
     let ledgers = topic.ledgers.present().map_or(&[][..], Vec::as_slice);
     let load = |closed_ms: i64| closed_ms > 0 && (at - closed_ms).abs() <= LOAD_WITHIN_MS;
-    if ledgers.iter().any(|info| load(info.closed_ms)) { 0 } else { at.max(0) }
+    if ledgers.iter().any(|info| load(info.closed_ms)) { told } else { at.max(told) }
+}
+
+/// The consumers that brokers told of. None of them is no proof where only some of the partitions' brokers were asked.
+fn connected(parts: &[(&LedgerCandidate, Option<&Cursor>)]) -> Evidence<u32> {
+    let told = |cursor: &Cursor| cursor.detail.as_ref().and_then(|detail| detail.told).map(|told| told.consumers);
+    let told: Vec<Option<u32>> = parts.iter().filter_map(|(_, cursor)| cursor.map(told)).collect();
+    match told.iter().flatten().fold(0_u32, |sum, count| sum.saturating_add(*count)) {
+        0 if told.is_empty() || told.contains(&None) => Evidence::not_read(),
+        sum => Evidence::Present(sum),
+    }
 }
 
 fn progress(parts: &[(&LedgerCandidate, Option<&Cursor>)]) -> Evidence<String> {
@@ -156,7 +167,7 @@ fn progress(parts: &[(&LedgerCandidate, Option<&Cursor>)]) -> Evidence<String> {
         }
         if cursor.lower_bound {
             return Evidence::Unknown(format!(
-                "where it stands in {} is in a cursor ledger, which only the topic's broker reads",
+                "where it stands in {} is in a cursor ledger, which only the topic's broker reads; --ask-brokers asks it",
                 part.subject
             ));
         }
@@ -164,6 +175,10 @@ fn progress(parts: &[(&LedgerCandidate, Option<&Cursor>)]) -> Evidence<String> {
         hash.update(part.subject.as_bytes());
         hash.update([0]);
         hash.update(detail.progress.as_bytes());
+        // Whoever is connected uses it, though it may not move; once it goes, that is what it was last seen to do.
+        if detail.told.is_some_and(|told| told.consumers > 0) {
+            hash.update([1]);
+        }
     }
     Evidence::Present(hash.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect())
 }

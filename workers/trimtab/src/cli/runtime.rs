@@ -1,5 +1,6 @@
 //! Wiring: from a configuration to a target, a bus, a store and a record.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use trimtab_events::{LedgerCandidate, Retention};
 use trimtab_targets::hedwig::{self, HedwigAct, HedwigInventory, HubOptions, Hubs, Trust};
 use trimtab_targets::pulsar::wire::TlsOptions;
 use trimtab_targets::pulsar::{
-    ActOptions, Admin, AdminOptions, AskPolicies, Binary, BinaryOptions, PulsarAct, PulsarInventory, Settings,
-    TopicName, TopicPolicies, topic_policies_file,
+    ActOptions, Admin, AdminOptions, AskBrokers, Binary, BinaryOptions, PulsarAct, PulsarInventory, Settings,
+    ToldCursor, TopicName, TopicPolicies, topic_policies_file,
 };
 use trimtab_targets::{Act, Class, Connection, Inventory, Pace, TargetError, Tls, Zk, ZkOptions};
 
@@ -104,7 +105,7 @@ pub(crate) async fn pulsar(config: &Config, journal: Option<Arc<Journal>>) -> an
     let (zk, pace) = reader(config, config.pulsar.metadata.as_deref(), "pulsar").await?;
     let admin = Arc::new(Admin::new(admin_options(config)?)?);
     let ask = match (config.pulsar.ask_brokers, journal) {
-        (true, Some(journal)) => Some(Arc::new(Asking { admin: admin.clone(), journal }) as Arc<dyn AskPolicies>),
+        (true, Some(journal)) => Some(Arc::new(Asking { admin: admin.clone(), journal }) as Arc<dyn AskBrokers>),
         (true, None) => anyhow::bail!(Usage("--ask-brokers needs a record to keep the evidence in".to_owned())),
         (false, _) => None,
     };
@@ -203,15 +204,19 @@ fn admin_options(config: &Config) -> anyhow::Result<AdminOptions> {
     })
 }
 
-/// Asks brokers for topic policies, after the evidence was recorded.
+/// Asks brokers for topic policies, and where subscriptions stand, after the evidence was recorded.
 struct Asking {
     admin: Arc<Admin>,
     journal: Arc<Journal>,
 }
 
-impl AskPolicies for Asking {
+impl AskBrokers for Asking {
     fn topic_policies<'a>(&'a self, name: &'a TopicName) -> BoxFuture<'a, Result<TopicPolicies, TargetError>> {
         self.admin.topic_policies(name).boxed()
+    }
+
+    fn standing<'a>(&'a self, name: &'a TopicName) -> BoxFuture<'a, Result<HashMap<String, ToldCursor>, TargetError>> {
+        self.admin.standing(name).boxed()
     }
 
     fn record<'a>(&'a self, evidence: &'a [LedgerCandidate]) -> BoxFuture<'a, Result<(), TargetError>> {
