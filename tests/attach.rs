@@ -13,5 +13,7 @@ mod online;
 mod reach;
 #[path = "attach/story.rs"]
 mod story;
+#[path = "attach/together.rs"]
+mod together;
 #[path = "attach/undo.rs"]
 mod undo;

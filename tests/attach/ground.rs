@@ -16,14 +16,13 @@ use trimtab_targets::pulsar::{
 };
 use trimtab_targets::{Connection, Mode, Pace, Permit, TargetError, Zk, ZkOptions};
 use trimtab_tests::http::{self, Reply};
-use trimtab_tests::java::{JavaClient, segment, word};
+use trimtab_tests::java::segment;
 use trimtab_tests::pulsar::{Builder, PulsarRig, SUPERUSER};
 
 use crate::client::Client;
 
 pub(crate) struct Ground {
-    pub(crate) rig: PulsarRig,
-    pub(crate) java: JavaClient,
+    pub(crate) rig: Arc<PulsarRig>,
     pub(crate) runtime: Runtime,
     pub(crate) inventory: Arc<PulsarInventory>,
     pub(crate) subscriptions: Arc<Subscriptions>,
@@ -108,33 +107,33 @@ pub(crate) fn permit() -> Permit {
     Permit::for_mode(Mode::Apply).unwrap()
 }
 
+/// A cluster with the tenant `acme` and its namespace `keep`, which retains everything.
+pub(crate) fn cluster(builder: Builder) -> Arc<PulsarRig> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    // Brokers trim what they have loaded by themselves, so they must not come by meanwhile.
+    let rig = builder.setting("retentionCheckIntervalInSeconds", "3600").start().unwrap();
+    rig.rest("PUT", "tenants/acme", Some(r#"{"allowedClusters":["rig"]}"#)).unwrap().ok().unwrap();
+    rig.rest("PUT", "namespaces/acme/keep", None).unwrap().ok().unwrap();
+    let forever = r#"{"retentionTimeInMinutes":-1,"retentionSizeInMB":-1}"#;
+    rig.rest("POST", "namespaces/acme/keep/retention", Some(forever)).unwrap().ok().unwrap();
+    Arc::new(rig)
+}
+
 impl Ground {
-    /// One broker, nobody asked for a token, and the tenant `acme` with a namespace `n` that retains nothing and one `keep` that
-    /// retains everything.
-    pub(crate) fn new() -> Ground {
-        Ground::of(PulsarRig::builder(), None, |_, binary| binary)
+    /// A namespace of its own on a cluster, that retains nothing; in `acme/keep` everything is retained.
+    pub(crate) fn at(rig: &Arc<PulsarRig>, namespace: &str) -> Ground {
+        Ground::of(rig, namespace, None, BinaryOptions::default())
     }
 
-    pub(crate) fn of(
-        builder: Builder,
-        role: Option<&str>,
-        binary: impl Fn(&PulsarRig, BinaryOptions) -> BinaryOptions,
-    ) -> Ground {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        // Brokers trim what they have loaded by themselves, so they must not come by meanwhile.
-        let rig = builder.setting("retentionCheckIntervalInSeconds", "3600").start().unwrap();
-        rig.rest("PUT", "tenants/acme", Some(r#"{"allowedClusters":["rig"]}"#)).unwrap().ok().unwrap();
-        rig.rest("PUT", "namespaces/acme/n", None).unwrap().ok().unwrap();
-        rig.rest("PUT", "namespaces/acme/keep", None).unwrap().ok().unwrap();
-        let forever = r#"{"retentionTimeInMinutes":-1,"retentionSizeInMB":-1}"#;
-        rig.rest("POST", "namespaces/acme/keep/retention", Some(forever)).unwrap().ok().unwrap();
-        let java = rig.client().unwrap();
+    /// The same as a role, with other options for the binary protocol.
+    pub(crate) fn of(rig: &Arc<PulsarRig>, namespace: &str, role: Option<&str>, binary: BinaryOptions) -> Ground {
         let runtime = Runtime::new().unwrap();
         let token = role.map(|role| rig.token(role).unwrap());
         let rest = Rest { web: rig.web(), token: role.map(|_| rig.token(SUPERUSER).unwrap()) };
-        let binary = binary(&rig, BinaryOptions { token: token.clone(), ..BinaryOptions::default() });
-        let (inventory, subscriptions) = acting(&runtime, &rig, token, binary);
-        Ground { rig, java, runtime, inventory, subscriptions, rest }
+        rest.call("PUT", &format!("admin/v2/namespaces/acme/{namespace}"), None);
+        let binary = BinaryOptions { token: token.clone(), ..binary };
+        let (inventory, subscriptions) = acting(&runtime, rig, token, binary);
+        Ground { rig: rig.clone(), runtime, inventory, subscriptions, rest }
     }
 
     /// A topic with `messages` in ledgers of ten, and a subscription that has read none of them; nobody has it loaded. The entries.
@@ -165,12 +164,6 @@ impl Ground {
     pub(crate) fn ledgers(&self, topic: &str) -> Vec<i64> {
         let (list, _) = self.runtime.block_on(self.inventory.list(&name(topic))).unwrap().unwrap();
         list.ledgers.iter().map(|ledger| ledger.id).collect()
-    }
-
-    /// The transaction that last wrote a node.
-    pub(crate) fn written(&mut self, path: &str) -> String {
-        let stat = self.java.run(&format!("stat {}", word(path))).unwrap();
-        stat.split_whitespace().find(|field| field.starts_with("mzxid=")).unwrap_or("none").to_owned()
     }
 
     /// A subscription as it is now.

@@ -6,27 +6,29 @@ use std::time::Instant;
 use trimtab_targets::Class;
 use trimtab_targets::pulsar::subscriptions::{Consume, Outcome, Trim};
 use trimtab_targets::pulsar::wire::SubType;
+use trimtab_tests::pulsar::PulsarRig;
 
 use crate::client::Client;
 use crate::ground::{At, Ground, Hook, done, online, permit};
 
 const KINDS: [SubType; 4] = [SubType::Exclusive, SubType::Shared, SubType::Failover, SubType::KeyShared];
 
-#[test]
-#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
-fn nobody_who_is_connected_or_comes_back_loses_anything() {
-    let ground = Ground::new();
+pub(crate) fn connected_or_back(rig: &Arc<PulsarRig>) {
+    let ground = Ground::at(rig, "o");
     connected(&ground);
     comes_back_before_the_attach(&ground);
-    comes_back_while_attached(&ground);
     does_not_answer(&ground);
     the_topic_is_closed_meanwhile(&ground);
     another_of_us(&ground);
 }
 
+pub(crate) fn back_while_attached(rig: &Arc<PulsarRig>) {
+    comes_back_while_attached(&Ground::at(rig, "w"));
+}
+
 fn connected(ground: &Ground) {
     for kind in KINDS {
-        let topic = format!("acme/n/connected-{kind:?}");
+        let topic = format!("acme/o/connected-{kind:?}");
         let entries = ground.topic(&topic, "s", 15);
         // As it was when the topic was not loaded: nothing in the metadata shows that somebody has connected since.
         let subscriber = ground.subscriber(&topic, "s");
@@ -44,7 +46,7 @@ fn connected(ground: &Ground) {
 /// After the owner was asked, and before the attach.
 fn comes_back_before_the_attach(ground: &Ground) {
     for kind in KINDS {
-        let topic = format!("acme/n/before-{kind:?}");
+        let topic = format!("acme/o/before-{kind:?}");
         let entries = ground.topic(&topic, "s", 15);
         let back: Arc<Mutex<Option<Client>>> = Arc::default();
         let (rest, kept, its) = (ground.rest.clone(), back.clone(), topic.clone());
@@ -64,7 +66,7 @@ fn comes_back_before_the_attach(ground: &Ground) {
 fn comes_back_while_attached(ground: &Ground) {
     for kind in KINDS {
         for at in [At::Act, At::Detach] {
-            let topic = format!("acme/n/while-{kind:?}-{at:?}");
+            let topic = format!("acme/w/while-{kind:?}-{at:?}");
             let entries = ground.topic(&topic, "s", 15);
             let (rest, its) = (ground.rest.clone(), topic.clone());
             let said: Arc<Mutex<Option<String>>> = Arc::default();
@@ -94,7 +96,7 @@ fn comes_back_while_attached(ground: &Ground) {
 /// An exclusive consumer that does not answer loses its place to the next exclusive one, after 5 s. Not to us.
 fn does_not_answer(ground: &Ground) {
     // Known to the topic's statistics: no attach is tried.
-    let topic = "acme/n/frozen";
+    let topic = "acme/o/frozen";
     let entries = ground.topic(topic, "s", 15);
     let consumer = ground.rest.consumer(topic, "s", SubType::Exclusive).unwrap();
     consumer.freeze();
@@ -104,7 +106,7 @@ fn does_not_answer(ground: &Ground) {
     drop(consumer);
 
     // Connected and frozen only after the statistics were read: its place is lost to us, and nothing is acknowledged.
-    let topic = "acme/n/freezes";
+    let topic = "acme/o/freezes";
     let entries = ground.topic(topic, "s", 15);
     let back: Arc<Mutex<Option<Client>>> = Arc::default();
     let (rest, kept) = (ground.rest.clone(), back.clone());
@@ -124,11 +126,11 @@ fn does_not_answer(ground: &Ground) {
 
 /// The attachment is gone, and so is what would have been acknowledged on it.
 fn the_topic_is_closed_meanwhile(ground: &Ground) {
-    for (topic, whole) in [("acme/n/closed", false), ("acme/n/bundle", true)] {
+    for (topic, whole) in [("acme/o/closed", false), ("acme/o/bundle", true)] {
         let entries = ground.topic(topic, "s", 15);
         let rest = ground.rest.clone();
         let hook = Hook::before(At::Act, move || match whole {
-            true => drop(rest.call("PUT", "admin/v2/namespaces/acme/n/unload", None)),
+            true => drop(rest.call("PUT", "admin/v2/namespaces/acme/o/unload", None)),
             false => rest.unload(topic),
         });
         let lost = ground.consume_watched(topic, "s", entries[9], &hook).unwrap_err();
@@ -142,7 +144,7 @@ fn the_topic_is_closed_meanwhile(ground: &Ground) {
 
 /// Another instance is no sign of life.
 fn another_of_us(ground: &Ground) {
-    let topic = "acme/n/both";
+    let topic = "acme/o/both";
     let entries = ground.topic(topic, "s", 15);
     let job = Consume { subscriber: ground.subscriber(topic, "s"), up_to: entries[9], trim: Trim::Nothing };
     let second: Arc<Mutex<Option<String>>> = Arc::default();

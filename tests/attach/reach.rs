@@ -9,15 +9,16 @@ use trimtab_targets::pulsar::{Binary, BinaryOptions};
 use trimtab_tests::ports::Port;
 use trimtab_tests::pulsar::{PulsarRig, SUPERUSER};
 
-use crate::ground::{Ground, Hook, acting, done, online, permit};
+use crate::ground::{Ground, Hook, acting, cluster, done, online, permit};
 
 #[test]
 #[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
 fn two_brokers_that_ask_for_tokens() {
     let builder = PulsarRig::builder().two_brokers().tokens();
+    let rig = cluster(builder);
     // Look-ups begin at the first broker, whoever owns the topic.
-    let first = |rig: &PulsarRig, binary| BinaryOptions { urls: vec![rig.service()], ..binary };
-    let ground = Ground::of(builder, Some(SUPERUSER), first);
+    let first = BinaryOptions { urls: vec![rig.service()], ..BinaryOptions::default() };
+    let ground = Ground::of(&rig, "n", Some(SUPERUSER), first);
     let topics: Vec<String> = (0..12).map(|i| format!("acme/n/t{i}")).collect();
     let entries: Vec<_> = topics.iter().map(|topic| ground.topic(topic, "s", 15)).collect();
     let mut owners = [0, 0];
@@ -67,12 +68,13 @@ fn a_broker_by_tls() {
     let port = Port::take().unwrap();
     let builder = PulsarRig::builder().tokens().tls().setting("brokerServicePortTls", &port.number().to_string());
     let url = format!("pulsar+ssl://{}", port.address());
-    let binary = |rig: &PulsarRig, binary| BinaryOptions {
+    let rig = cluster(builder);
+    let binary = BinaryOptions {
         urls: vec![url.clone()],
         certificates: TlsOptions { ca_pem: Some(std::fs::read(rig.ca()).unwrap()), identity_pem: None },
-        ..binary
+        ..BinaryOptions::default()
     };
-    let ground = Ground::of(builder, Some(SUPERUSER), binary);
+    let ground = Ground::of(&rig, "n", Some(SUPERUSER), binary);
     let topic = "acme/n/t";
     let entries = ground.topic(topic, "s", 15);
     assert_eq!(done(ground.consume(topic, "s", entries[4])).now, Some(entries[4]));

@@ -2,10 +2,12 @@
 //! go, and it is put back. Nobody else loses a message.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use trimtab_targets::pulsar::wire::{AckType, SubType};
+use trimtab_tests::pulsar::PulsarRig;
 use trimtab_tests::trimtab::{Ended, run};
 
 use crate::ground::Ground;
@@ -16,7 +18,7 @@ max_share = 1.0
 
 [[rules]]
 name = "idle"
-match = ["acme/n/*"]
+match = ["acme/NAMESPACE/*"]
 stale_after = "2s"
 sightings = 3
 grace = "4s"
@@ -31,14 +33,36 @@ struct Operator<'a> {
 
 impl Operator<'_> {
     fn run(&self) -> Ended {
-        let args = ["run", "--apply", "--from", &self.from, "--admin", &self.admin, "--config", &self.config];
+        let args = [
+            "run",
+            "--apply",
+            "--from",
+            &self.from,
+            "--admin",
+            &self.admin,
+            "--config",
+            &self.config,
+            "--namespace",
+            "acme/s",
+        ];
         let ended = run(self.state, &args);
         assert!([0, 4].contains(&ended.code), "{ended:?}");
         ended
     }
 
     fn plan(&self) -> Value {
-        let args = ["plan", "--from", &self.from, "--config", &self.config, "--explain", "--output", "json"];
+        let args = [
+            "plan",
+            "--from",
+            &self.from,
+            "--config",
+            &self.config,
+            "--namespace",
+            "acme/s",
+            "--explain",
+            "--output",
+            "json",
+        ];
         run(self.state, &args).json()
     }
 
@@ -58,13 +82,11 @@ fn subject(topic: &str, subscription: &str) -> String {
     format!("persistent://{topic}?subscription={subscription}")
 }
 
-#[test]
-#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
-fn an_abandoned_subscription_is_found_announced_moved_and_put_back() {
-    let ground = Ground::new();
+pub(crate) fn found_announced_and_moved(rig: &Arc<PulsarRig>) {
+    let ground = Ground::at(rig, "s");
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("trimtab.toml");
-    std::fs::write(&config, RULES).unwrap();
+    std::fs::write(&config, RULES.replace("NAMESPACE", "s")).unwrap();
     let operator = Operator {
         state: folder.path(),
         from: format!("zk://{}", ground.rig.zk()),
@@ -74,24 +96,24 @@ fn an_abandoned_subscription_is_found_announced_moved_and_put_back() {
 
     // `gone` never came back. `busy` takes everything. `late` of another topic comes back between the announcement and the act; `wish` is
     // protected; `online` is connected and takes nothing.
-    ground.topic("acme/n/t", "gone", 35);
-    ground.rest.subscribe("acme/n/t", "busy");
-    let mut busy = ground.rest.consumer("acme/n/t", "busy", SubType::Shared).unwrap();
+    ground.topic("acme/s/t", "gone", 35);
+    ground.rest.subscribe("acme/s/t", "busy");
+    let mut busy = ground.rest.consumer("acme/s/t", "busy", SubType::Shared).unwrap();
     let got = busy.receive();
     busy.acknowledge(AckType::Individual, &got);
     busy.close();
     // The last ledger, which stays for now.
-    let last = ground.produce("acme/n/t", 3);
-    ground.rest.unload("acme/n/t");
-    for topic in ["acme/n/late", "acme/n/wish", "acme/n/online"] {
+    let last = ground.produce("acme/s/t", 3);
+    ground.rest.unload("acme/s/t");
+    for topic in ["acme/s/late", "acme/s/wish", "acme/s/online"] {
         ground.topic(topic, "s", 25);
     }
-    let protect = subject("acme/n/wish", "s");
+    let protect = subject("acme/s/wish", "s");
     let _ = run(folder.path(), &["protect", &protect, "--by", "anna"]).exits(0);
-    let before = ground.ledgers("acme/n/t");
+    let before = ground.ledgers("acme/s/t");
     assert!(before.len() > 3, "{before:?}");
 
-    let gone = subject("acme/n/t", "gone");
+    let gone = subject("acme/s/t", "gone");
     for scan in 1..=2 {
         operator.run();
         assert!(operator.verdicts(&gone).is_empty(), "acted on after {scan} scans");
@@ -99,21 +121,21 @@ fn an_abandoned_subscription_is_found_announced_moved_and_put_back() {
     }
     operator.run();
     assert_eq!(operator.verdicts(&gone), [("mark".to_owned(), "done".to_owned())]);
-    assert_eq!(ground.ledgers("acme/n/t"), before, "an announcement changes nothing");
+    assert_eq!(ground.ledgers("acme/s/t"), before, "an announcement changes nothing");
     assert!(operator.verdicts(&protect).is_empty(), "what is protected is not even announced");
     // The story is in the record: the announcement too.
     let shown = run(folder.path(), &["audit", "show", &gone]).exits(0);
     assert!(shown.out.contains("marked"), "{}", shown.out);
 
     // It comes back for a moment, takes one message and goes: its mark is cleared.
-    let late = subject("acme/n/late", "s");
-    let mut back = ground.rest.consumer("acme/n/late", "s", SubType::Shared).unwrap();
+    let late = subject("acme/s/late", "s");
+    let mut back = ground.rest.consumer("acme/s/late", "s", SubType::Shared).unwrap();
     let got = back.receive();
     back.acknowledge(AckType::Individual, &got[..1]);
     back.close();
-    ground.rest.unload("acme/n/late");
+    ground.rest.unload("acme/s/late");
     // This one is there, and takes nothing: the node looks as idle as ever.
-    let online = ground.rest.consumer("acme/n/online", "s", SubType::Shared).unwrap();
+    let online = ground.rest.consumer("acme/s/online", "s", SubType::Shared).unwrap();
 
     std::thread::sleep(Duration::from_secs(4));
     operator.run();
@@ -122,21 +144,21 @@ fn an_abandoned_subscription_is_found_announced_moved_and_put_back() {
     let acted = operator.verdicts(&gone);
     assert_eq!(acted.last(), Some(&("consume".to_owned(), "done".to_owned())), "{acted:?}");
     // The last ledger stays, and with it what the subscription is still owed.
-    let after = ground.ledgers("acme/n/t");
+    let after = ground.ledgers("acme/s/t");
     assert!(before[..before.len() - 1].iter().all(|id| !after.contains(id)), "{before:?} to {after:?}");
     assert!(after.contains(before.last().unwrap()), "{before:?} to {after:?}");
     assert!(!operator.verdicts(&late).iter().any(|(verdict, _)| verdict == "consume"));
-    let refused = operator.verdicts(&subject("acme/n/online", "s"));
+    let refused = operator.verdicts(&subject("acme/s/online", "s"));
     assert!(!refused.contains(&("consume".to_owned(), "done".to_owned())), "{refused:?}");
 
     // Nobody else has lost anything.
     drop(online);
-    assert_eq!(ground.rest.owed("acme/n/online", "s").len(), 25);
-    assert_eq!(ground.rest.owed("acme/n/wish", "s").len(), 25);
-    assert_eq!(ground.rest.owed("acme/n/late", "s").len(), 24);
+    assert_eq!(ground.rest.owed("acme/s/online", "s").len(), 25);
+    assert_eq!(ground.rest.owed("acme/s/wish", "s").len(), 25);
+    assert_eq!(ground.rest.owed("acme/s/late", "s").len(), 24);
     for subscription in ["gone", "busy"] {
         assert_eq!(
-            ground.rest.owed("acme/n/t", subscription),
+            ground.rest.owed("acme/s/t", subscription),
             last,
             "{subscription} is owed what lies in the last ledger"
         );
@@ -150,20 +172,19 @@ fn an_abandoned_subscription_is_found_announced_moved_and_put_back() {
 }
 
 /// What is gone cannot be owed again: the undo says so and moves nothing.
-#[test]
-#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
-fn what_was_freed_cannot_be_put_back() {
-    let ground = Ground::new();
+pub(crate) fn freed_and_not_put_back(rig: &Arc<PulsarRig>) {
+    let ground = Ground::at(rig, "f");
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("trimtab.toml");
-    let rules = RULES.replace("sightings = 3\ngrace = \"4s\"", "trust = \"field\"\ngrace = \"0s\"");
+    let rules =
+        RULES.replace("NAMESPACE", "f").replace("sightings = 3\ngrace = \"4s\"", "trust = \"field\"\ngrace = \"0s\"");
     std::fs::write(&config, rules).unwrap();
     let (from, admin) = (format!("zk://{}", ground.rig.zk()), ground.rig.web());
-    let entries = ground.topic("acme/n/t", "gone", 35);
+    let entries = ground.topic("acme/f/t", "gone", 35);
     std::thread::sleep(Duration::from_secs(3));
     let config = config.display().to_string();
     let place = ["--from", &from, "--admin", &admin, "--config", &config];
-    let ended = run(folder.path(), &[&["run", "--apply"][..], &place].concat());
+    let ended = run(folder.path(), &[&["run", "--apply", "--namespace", "acme/f"][..], &place].concat());
     assert!([0, 4].contains(&ended.code), "{ended:?}");
     let listed = run(folder.path(), &["audit", "list", "--output", "json"]).exits(0);
     let acted: Value = serde_json::from_str(listed.out.lines().last().unwrap()).unwrap();
@@ -174,9 +195,9 @@ fn what_was_freed_cannot_be_put_back() {
     assert_eq!(refused.code, 4, "{refused:?}");
     assert!(refused.out.contains("is gone"), "{refused:?}");
     let deadline = Instant::now() + Duration::from_secs(20);
-    while ground.loaded("acme/n/t") {
+    while ground.loaded("acme/f/t") {
         assert!(Instant::now() < deadline, "the topic stays loaded");
         std::thread::sleep(Duration::from_millis(200));
     }
-    assert_eq!(ground.rest.owed("acme/n/t", "gone"), entries[30..]);
+    assert_eq!(ground.rest.owed("acme/f/t", "gone"), entries[30..]);
 }

@@ -1,10 +1,13 @@
 //! Putting a subscription back.
 
+use std::sync::Arc;
+
 use trimtab_events::Position;
 use trimtab_targets::TargetError;
 use trimtab_targets::pulsar::Hole;
 use trimtab_targets::pulsar::subscriptions::{Acted, Consume, Outcome, Restore, Skip, Trim};
 use trimtab_targets::pulsar::wire::{AckType, SubType};
+use trimtab_tests::pulsar::PulsarRig;
 
 use crate::ground::{At, Ground, Hook, done, online, permit, skipped};
 
@@ -22,10 +25,8 @@ fn restore(ground: &Ground, job: &Restore, hook: &Hook<'_>) -> Result<Outcome<Ac
     ground.runtime.block_on(ground.subscriptions.restore(job, hook, &permit()))
 }
 
-#[test]
-#[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
-fn a_subscription_is_put_back_while_its_data_is_there() {
-    let ground = Ground::new();
+pub(crate) fn put_back_while_the_data_is_there(rig: &Arc<PulsarRig>) {
+    let ground = Ground::at(rig, "u");
     from_the_beginning(&ground);
     to_where_it_was(&ground);
     what_was_acknowledged_one_by_one(&ground);
@@ -119,7 +120,7 @@ fn not_what_is_in_use(ground: &Ground) {
 }
 
 fn not_what_is_gone(ground: &Ground) {
-    let topic = "acme/n/trimmed";
+    let topic = "acme/u/trimmed";
     let entries = ground.topic(topic, "s", 35);
     let ledgers = vec![entries[0].ledger, entries[10].ledger];
     let job = Consume { subscriber: ground.subscriber(topic, "s"), up_to: entries[19], trim: Trim::These(ledgers) };

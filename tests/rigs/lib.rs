@@ -21,6 +21,7 @@ pub mod process;
 pub mod proxy;
 pub mod pulsar;
 pub mod roles;
+pub mod together;
 pub mod trimtab;
 pub mod zk_liar;
 pub mod zk_proxy;
