@@ -15,5 +15,7 @@ mod reach;
 mod story;
 #[path = "attach/together.rs"]
 mod together;
+#[path = "attach/told.rs"]
+mod told;
 #[path = "attach/undo.rs"]
 mod undo;

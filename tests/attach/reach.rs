@@ -1,21 +1,27 @@
 //! Finding the owner: redirects, tokens, TLS.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use trimtab_targets::Class;
 use trimtab_targets::pulsar::subscriptions::{Consume, Outcome, Trim};
 use trimtab_targets::pulsar::wire::{SubType, TlsOptions};
 use trimtab_targets::pulsar::{Binary, BinaryOptions};
+use trimtab_tests::http;
 use trimtab_tests::ports::Port;
-use trimtab_tests::pulsar::{PulsarRig, SUPERUSER};
+use trimtab_tests::pulsar::{Part, PulsarRig, SUPERUSER};
 
-use crate::ground::{Ground, Hook, acting, cluster, done, online, permit};
+use crate::ground::{At, Ground, Hook, acting, cluster, done, online, permit};
 
 #[test]
 #[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
 fn two_brokers_that_ask_for_tokens() {
     let builder = PulsarRig::builder().two_brokers().tokens();
-    let rig = cluster(builder);
+    let mut rig = cluster(builder);
+    let second = Arc::get_mut(&mut rig).unwrap().process(Part::Broker2).unwrap().pid();
+    let second = Pid::from_raw(i32::try_from(second).unwrap()).unwrap();
     // Look-ups begin at the first broker, whoever owns the topic.
     let first = BinaryOptions { urls: vec![rig.service()], ..BinaryOptions::default() };
     let ground = Ground::of(&rig, "n", Some(SUPERUSER), first);
@@ -60,6 +66,66 @@ fn two_brokers_that_ask_for_tokens() {
     let refused = ground.runtime.block_on(theirs.consume(&job, &Hook::none(), &permit())).unwrap_err();
     assert_eq!(refused.class(), Class::Refused, "{refused}");
     assert_eq!(ground.rest.owed(&topics[0], "s"), &entries[0][10..]);
+    a_broker_dies(&ground, second);
+}
+
+/// The broker dies while we are attached: once before the acknowledgement, once after it was answered.
+fn a_broker_dies(ground: &Ground, second: Pid) {
+    let theirs = |topic: &str| ground.rest.owner(topic) == ground.rig.service2();
+    let mut topics = (0..40).map(|i| format!("acme/n/dies-{i}"));
+    let mut next = || {
+        let topic = topics.find(|topic| theirs(topic));
+        let topic = topic.expect("the second broker takes no topic");
+        let entries = ground.topic(&topic, "s", 15);
+        assert!(theirs(&topic));
+        (topic, entries)
+    };
+    let ((before, unread), (after, read)) = (next(), next());
+    let (ready, is_ready) = channel();
+    let (killed, is_killed) = channel();
+    let (lost, answered) = std::thread::scope(|scope| {
+        let (topic, entries) = (&after, &read);
+        let answered = scope.spawn(move || {
+            let hook = Hook::before(At::Detach, move || {
+                ready.send(()).unwrap();
+                is_killed.recv().unwrap();
+            });
+            ground.consume_watched(topic, "s", entries[9], &hook)
+        });
+        let hook = Hook::before(At::Act, move || {
+            is_ready.recv().unwrap();
+            kill_process(second, Signal::KILL).unwrap();
+            killed.send(()).unwrap();
+        });
+        (ground.consume_watched(&before, "s", unread[9], &hook), answered.join().unwrap())
+    });
+    // What comes of it is not claimed to be known.
+    for told in [&lost, &answered] {
+        match told {
+            Ok(Outcome::Done(acted)) => assert!(acted.pending && !acted.notes.is_empty(), "{acted:?}"),
+            Err(e) => assert_eq!(e.class(), Class::Transient, "{e}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    // The other broker takes its topics once the session is over.
+    for topic in [&before, &after] {
+        let start = Instant::now();
+        let url = format!("{}/lookup/v2/topic/persistent/{topic}", ground.rig.web());
+        let served = || {
+            let said = http::request("GET", &url, ground.rest.token.as_deref(), None).ok()?.ok().ok()?.json().ok()?;
+            (said["brokerUrl"].as_str()? != ground.rig.service2()).then_some(())
+        };
+        while served().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(90), "nobody takes {topic}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+    // Nothing was acknowledged that was not decided on, and the next attempt does it.
+    assert_eq!(ground.rest.owed(&before, "s"), unread);
+    assert_eq!(done(ground.consume(&before, "s", unread[9])).now, Some(unread[9]));
+    assert_eq!(ground.rest.owed(&before, "s"), &unread[10..]);
+    let owed = ground.rest.owed(&after, "s");
+    assert!(owed == read[10..] || owed == read, "{owed:?} after {answered:?}");
 }
 
 #[test]

@@ -32,38 +32,19 @@ struct Operator<'a> {
 }
 
 impl Operator<'_> {
+    fn at<'b>(&'b self, words: &[&'b str]) -> Ended {
+        let place = ["--from", &self.from, "--config", &self.config, "--namespace", "acme/s"];
+        run(self.state, &[words, &place].concat())
+    }
+
     fn run(&self) -> Ended {
-        let args = [
-            "run",
-            "--apply",
-            "--from",
-            &self.from,
-            "--admin",
-            &self.admin,
-            "--config",
-            &self.config,
-            "--namespace",
-            "acme/s",
-        ];
-        let ended = run(self.state, &args);
+        let ended = self.at(&["run", "--apply", "--ask-brokers", "--admin", &self.admin]);
         assert!([0, 4].contains(&ended.code), "{ended:?}");
         ended
     }
 
     fn plan(&self) -> Value {
-        let args = [
-            "plan",
-            "--from",
-            &self.from,
-            "--config",
-            &self.config,
-            "--namespace",
-            "acme/s",
-            "--explain",
-            "--output",
-            "json",
-        ];
-        run(self.state, &args).json()
+        self.at(&["plan", "--explain", "--output", "json"]).json()
     }
 
     fn records(&self) -> Vec<Value> {
@@ -108,6 +89,14 @@ pub(crate) fn found_announced_and_moved(rig: &Arc<PulsarRig>) {
     for topic in ["acme/s/late", "acme/s/wish", "acme/s/online"] {
         ground.topic(topic, "s", 25);
     }
+    // This one's topic is never closed, so that only the broker knows where it stands.
+    let written = ground.topic("acme/s/written", "s", 35);
+    let mut writer = ground.rest.producer("acme/s/written");
+    let newest = writer.send();
+    let mut once = ground.rest.consumer("acme/s/written", "s", SubType::Shared).unwrap();
+    once.receive();
+    once.acknowledge(AckType::Individual, &written[..1]);
+    once.close();
     let protect = subject("acme/s/wish", "s");
     let _ = run(folder.path(), &["protect", &protect, "--by", "anna"]).exits(0);
     let before = ground.ledgers("acme/s/t");
@@ -150,6 +139,14 @@ pub(crate) fn found_announced_and_moved(rig: &Arc<PulsarRig>) {
     assert!(!operator.verdicts(&late).iter().any(|(verdict, _)| verdict == "consume"));
     let refused = operator.verdicts(&subject("acme/s/online", "s"));
     assert!(!refused.contains(&("consume".to_owned(), "done".to_owned())), "{refused:?}");
+
+    // What was written since the topic was last loaded stays.
+    let loaded = operator.verdicts(&subject("acme/s/written", "s"));
+    assert!(loaded.iter().any(|(verdict, status)| verdict == "consume" && status != "skipped"), "{loaded:?}");
+    assert!(!ground.ledgers("acme/s/written").iter().any(|id| written.iter().any(|entry| entry.ledger == *id)));
+    assert!(!writer.is_closed());
+    drop(writer);
+    assert_eq!(ground.rest.owed("acme/s/written", "s"), [newest]);
 
     // Nobody else has lost anything.
     drop(online);

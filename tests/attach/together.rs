@@ -4,7 +4,7 @@ use trimtab_tests::pulsar::PulsarRig;
 use trimtab_tests::together::side_by_side;
 
 use crate::ground::cluster;
-use crate::{boundaries, online, story, undo};
+use crate::{boundaries, online, story, told, undo};
 
 #[test]
 #[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
@@ -19,6 +19,7 @@ fn acts_on_subscriptions() {
         ("who comes back while we are attached".into(), Box::new(|| online::back_while_attached(rig))),
         ("put back while the data is there".into(), Box::new(|| undo::put_back_while_the_data_is_there(rig))),
         ("found, announced and moved".into(), Box::new(|| story::found_announced_and_moved(rig))),
+        ("where loaded ones stand".into(), Box::new(|| told::where_loaded_ones_stand(rig))),
         ("freed, and not put back".into(), Box::new(|| story::freed_and_not_put_back(rig))),
     ]);
 }

@@ -2,11 +2,13 @@
 //! nothing.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use trimtab_tests::hedwig::{HedwigRig, REGION};
+use trimtab_tests::hedwig::{Hands, HedwigRig, REGION, TOPICS};
+use trimtab_tests::java::Shift;
 use trimtab_tests::trimtab::run;
+use trimtab_tests::webhook::Webhook;
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -30,11 +32,18 @@ fn an_abandoned_subscriber_is_found_announced_and_moved() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path();
     let config = state.join("trimtab.toml");
+    // The first two calls are refused: they are made again, and nothing waits for that but the end of the run.
+    let told = Webhook::start(2).unwrap();
+    let password = state.join("password");
+    std::fs::write(state.join("token"), "s3cret\n").unwrap();
+    std::fs::write(&password, "scan:of-the-region\n").unwrap();
     let text = format!(
-        "[hedwig]\nregion = \"{REGION}\"\nsettle = \"300ms\"\n[caps]\nmax_share = 1.0\n[[rules]]\nname = \"idle\"\n\
-         stale_after = \"2s\"\nsightings = 3\ngrace = \"3s\"\n"
+        "[notify]\nwebhook = \"{}\"\ntoken_file = \"{}\"\n[hedwig]\nregion = \"{REGION}\"\nsettle = \"300ms\"\n[caps]\nmax_share = 1.0\n[[rules]]\nname = \"idle\"\n\
+         stale_after = \"2s\"\nsightings = 3\ngrace = \"3s\"\n",
+        told.url(),
+        state.join("token").display(),
     );
-    std::fs::write(&config, text).unwrap();
+    std::fs::write(&config, &text).unwrap();
     let (from, config) = (format!("hedwig+zk://{}", rig.zk()), config.display().to_string());
     let place = ["--from", &from, "--config", &config];
     let act = || {
@@ -51,6 +60,12 @@ fn an_abandoned_subscriber_is_found_announced_and_moved() {
     act();
     assert_eq!(verdicts(state, &subject("t1")), [("mark".to_owned(), "done".to_owned())]);
     assert_eq!(hands.show("t1").unwrap(), before, "an announcement changes nothing");
+    // Its owner is told, in a few words.
+    assert_eq!((told.refused().len(), told.taken().len()), (2, 3));
+    let notice = told.taken().into_iter().find(|notice| notice["subject"] == subject("t1")).unwrap();
+    assert_eq!((notice["announced"].as_str(), notice["target"].as_str()), (Some("marked"), Some("hedwig")), "{notice}");
+    assert!(notice["not_before_ms"].as_i64() > notice["at_ms"].as_i64() && notice.to_string().len() < 1000, "{notice}");
+    assert!(told.tokens().iter().all(|token| token == "s3cret") && !told.tokens().is_empty());
     std::thread::sleep(Duration::from_secs(3));
     act();
     for topic in ["t1", "ns/t2"] {
@@ -74,4 +89,28 @@ fn an_abandoned_subscriber_is_found_announced_and_moved() {
     let undo = run(state, &[&["undo", &id, "--by", "anna"][..], &place].concat());
     assert_eq!(undo.code, 1, "{undo:?}");
     assert!(undo.err.contains("forward only"), "{undo:?}");
+    clocks_and_credentials(rig, hands, state, &from, &text, &password);
+}
+
+/// ZooKeeper's clock goes back by an hour; and at the end only whoever knows a password sees the topics.
+fn clocks_and_credentials(mut rig: HedwigRig, hands: Hands, state: &Path, from: &str, config: &str, password: &Path) {
+    let file = state.join("trimtab.toml");
+    let place = ["--from", from, "--config", file.to_str().unwrap()];
+    drop(hands);
+    rig.move_clock(Shift::millis(-3_600_000)).unwrap();
+    let mut hands = rig.hands().unwrap();
+    let start = Instant::now();
+    while let Err(e) = hands.run("consume t3 idle 60") {
+        assert!(start.elapsed() < Duration::from_secs(60), "{e}");
+    }
+    let stopped = run(state, &[&["run", "--apply"][..], &place].concat());
+    assert!(stopped.code == 3 && stopped.err.contains("behind ours"), "{stopped:?}");
+
+    hands.run(&format!("lock {TOPICS} scan:of-the-region")).unwrap();
+    let refused = run(state, &[&["plan"][..], &place].concat());
+    assert!(refused.code != 0 && refused.err.contains("right to read it"), "{refused:?}");
+    let with = config.replacen("[hedwig]", &format!("[hedwig]\nzk_digest_file = \"{}\"", password.display()), 1);
+    std::fs::write(&file, with).unwrap();
+    let seen = run(state, &[&["plan", "--explain"][..], &place].concat());
+    assert!([0, 4].contains(&seen.code) && seen.out.contains("t3"), "{seen:?}");
 }

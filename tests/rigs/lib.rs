@@ -23,6 +23,7 @@ pub mod pulsar;
 pub mod roles;
 pub mod together;
 pub mod trimtab;
+pub mod webhook;
 pub mod zk_liar;
 pub mod zk_proxy;
 pub mod zookeeper;

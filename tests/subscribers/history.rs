@@ -341,3 +341,64 @@ fn nobody_who_showed_a_sign_of_life_inside_the_window_is_acted_on() {
     let (acted, kept) = reached.get();
     assert!(acted > 100 && kept > 100, "a property over nothing proves nothing: acted {acted}, kept {kept}");
 }
+
+#[test]
+fn marks_of_who_is_gone_go_and_those_elsewhere_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    block(async {
+        let scan = async |shard: &str, names: &[&str], whole: bool, now: i64| {
+            let watch = activity.begin().await.unwrap();
+            let mut shard = watch.shard(shard, true).await.unwrap();
+            for name in names {
+                let mut log = at(name, 0);
+                shard.see(&mut log, now).await.unwrap();
+                shard.marking(&log, "old");
+                let progress = log.subscribers[0].progress.present().unwrap().clone();
+                activity.mark(&log, "old", &progress, now).await.unwrap();
+            }
+            shard.finish(whole).await.unwrap()
+        };
+        let marked = async || {
+            let mut marks: Vec<String> = activity.marks().await.unwrap().into_iter().map(|mark| mark.subject).collect();
+            marks.sort();
+            marks
+        };
+        let subject = |name: &str| format!("persistent://t/n/{name}?subscription=old");
+        assert!(scan("t/n", &["x", "y", "z"], true, NOW).await.is_empty());
+        assert!(scan("t/m", &["elsewhere"], true, NOW).await.is_empty());
+        assert_eq!(marked().await.len(), 4);
+        // A scan that did not see the whole shard does not know.
+        assert!(scan("t/n", &["x"], false, NOW + DAY).await.is_empty());
+        assert_eq!(marked().await.len(), 4);
+        // One topic is gone, and so is the subscriber of another.
+        let gone = scan("t/n", &["y"], true, NOW + 2 * DAY).await;
+        assert!(gone.iter().all(|cleared| cleared.gone), "{gone:?}");
+        assert_eq!(marked().await, [subject("elsewhere"), subject("y")]);
+        // Nothing is left: not even the topics.
+        scan("t/n", &[], true, NOW + 3 * DAY).await;
+        assert_eq!(marked().await, [subject("elsewhere")]);
+    });
+}
+
+#[test]
+fn a_target_whose_clock_is_behind_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    block(async {
+        let scan = async |entry: i64, written_ms: i64, now: i64| {
+            let watch = activity.begin().await.unwrap();
+            let mut shard = watch.shard("t/n", true).await.unwrap();
+            let mut log = at("x", entry);
+            log.subscribers[0].seen.modified_ms = written_ms;
+            shard.see(&mut log, now).await.unwrap();
+            let behind = shard.behind_ms();
+            shard.finish(true).await.unwrap();
+            behind
+        };
+        assert_eq!(scan(0, NOW - 9 * DAY, NOW).await, 0);
+        assert_eq!(scan(0, NOW - 9 * DAY, NOW + DAY).await, 0, "not written since");
+        assert_eq!(scan(3, NOW + DAY + 1000, NOW + 2 * DAY).await, 0, "written since, and says so");
+        assert_eq!(scan(4, NOW + DAY, NOW + 3 * DAY).await, DAY, "written since, and says a day before");
+    });
+}

@@ -4,7 +4,7 @@
 //! page and one new one whatever the size of the shard. A scan writes the shard's next generation beside the present one and switches to
 //! it when the shard was read completely; a crash leaves the present one. Losing it delays acts and does nothing else.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use base64::Engine;
@@ -119,11 +119,13 @@ pub struct Room {
     pub largest: usize,
 }
 
-/// A subscriber whose mark was cleared, because it showed a sign of life.
+/// A subscriber whose mark was cleared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cleared {
     /// The subscriber.
     pub subject: String,
+    /// It does not exist any more. Otherwise it showed a sign of life.
+    pub gone: bool,
 }
 
 /// The name under which a subscriber's activity is remembered: that of its topic as a whole, not of a partition.
@@ -378,7 +380,8 @@ impl Activity {
     pub async fn begin(&self) -> Result<Watch, Failure> {
         let own = self.all::<Own>(OWN).await?.into_iter().map(|(_, own)| (short_key(&own.subject), own)).collect();
         let wishes = self.protections().await?.into_iter().map(|wish| (wish.subject.clone(), wish)).collect();
-        Ok(Watch { activity: self.clone(), own: Arc::new(own), wishes: Arc::new(wishes) })
+        let marks = self.marks().await?.into_iter().map(|mark| (short_key(&mark.subject), mark.subject)).collect();
+        Ok(Watch { activity: self.clone(), own: Arc::new(own), wishes: Arc::new(wishes), marks: Arc::new(marks) })
     }
 }
 
@@ -387,6 +390,7 @@ pub struct Watch {
     activity: Activity,
     own: Arc<HashMap<u64, Own>>,
     wishes: Arc<HashMap<String, Protection>>,
+    marks: Arc<HashMap<u64, String>>,
 }
 
 impl Watch {
@@ -408,6 +412,9 @@ impl Watch {
             activity,
             own: self.own.clone(),
             wishes: self.wishes.clone(),
+            marks: self.marks.clone(),
+            met: HashSet::new(),
+            behind_s: 0,
             prefix,
             record,
             new: Directory { generation: old.generation + 1, ..Directory::default() },
@@ -429,6 +436,11 @@ pub struct ShardWatch {
     activity: Activity,
     own: Arc<HashMap<u64, Own>>,
     wishes: Arc<HashMap<String, Protection>>,
+    /// All marks of the target, and those of them whose subscribers were met in this shard.
+    marks: Arc<HashMap<u64, String>>,
+    met: HashSet<u64>,
+    /// How far the target's clock is behind ours at least, seconds.
+    behind_s: u32,
     prefix: String,
     record: bool,
     old: Directory,
@@ -462,6 +474,9 @@ impl ShardWatch {
         }
         for index in 0..log.subscribers.len() {
             let subject = remembered(log, &log.subscribers[index].name);
+            if self.marks.contains_key(&short_key(&subject)) {
+                self.met.insert(short_key(&subject));
+            }
             let part = subscriber_subject(&log.subject, &log.subscribers[index].name);
             let wish = [&part, &subject, &log.subject, &self.topic].into_iter().find_map(|name| self.wishes.get(name));
             log.subscribers[index].protected = wish.cloned();
@@ -471,12 +486,16 @@ impl ShardWatch {
             if !holds(log, index) {
                 // It has taken everything since it was announced.
                 if self.old_page.1.get(&short_key(&subject)).is_some_and(|known| known.marked) {
-                    self.cleared.push(Cleared { subject });
+                    self.cleared.push(Cleared { subject, gone: false });
                 }
                 continue;
             }
+            let alone = log.subject == self.topic;
             let subscriber = &mut log.subscribers[index];
             let key = short_key(&subject);
+            if alone {
+                self.compare_clocks(key, subscriber);
+            }
             let entry = match self.here.get(&key) {
                 Some(entry) => Some(*entry),
                 None => self.sight(key, &subject, subscriber, now_ms),
@@ -499,6 +518,36 @@ impl ShardWatch {
             }
         }
         Ok(())
+    }
+
+    /// A node that was written since we last saw it as it was before carries a later time than that, or the target's clock is behind
+    /// ours. Where a broker was asked, progress says nothing of when the node was written.
+    fn compare_clocks(&mut self, key: u64, subscriber: &Subscriber) {
+        let (Some(known), Some(progress)) = (self.old_page.1.get(&key), subscriber.progress.present()) else { return };
+        if known.progress != number_of(progress) && subscriber.connected.present().is_none() {
+            let written = seconds(subscriber.seen.modified_ms);
+            self.behind_s = self.behind_s.max(known.last.saturating_sub(written));
+        }
+    }
+
+    /// How far the target's clock is behind ours at least, milliseconds; 0 where nothing tells.
+    pub fn behind_ms(&self) -> i64 {
+        i64::from(self.behind_s) * 1000
+    }
+
+    /// Marks whose subscribers the old pages have and this scan has not met.
+    async fn gone(&mut self) -> Result<Vec<String>, Failure> {
+        let missing = |marks: &HashMap<u64, String>, met: &HashSet<u64>| marks.keys().any(|key| !met.contains(key));
+        if !missing(&self.marks, &self.met) {
+            return Ok(Vec::new());
+        }
+        let mut gone = Vec::new();
+        for number in 0..self.old.firsts.len() {
+            let page = self.read_page(number).await?;
+            let marked = page.iter().filter(|(key, known)| known.marked && !self.met.contains(key));
+            gone.extend(marked.filter_map(|(key, _)| self.marks.get(key).cloned()));
+        }
+        Ok(gone)
     }
 
     /// What is remembered of a subscriber from now on.
@@ -527,7 +576,7 @@ impl ShardWatch {
         let plausible = known.since <= now && known.last <= now;
         if !plausible || !(same || ours) {
             if known.marked {
-                self.cleared.push(Cleared { subject: subject.to_owned() });
+                self.cleared.push(Cleared { subject: subject.to_owned(), gone: false });
             }
             return Some(fresh);
         }
@@ -539,7 +588,7 @@ impl ShardWatch {
         let alive = stored.max(found_alive);
         if alive > known.since {
             if known.marked {
-                self.cleared.push(Cleared { subject: subject.to_owned() });
+                self.cleared.push(Cleared { subject: subject.to_owned(), gone: false });
             }
             return Some(Sighting { since: alive, own_until, ..fresh });
         }
@@ -631,6 +680,8 @@ impl ShardWatch {
         let directory = format!("{}/directory", self.prefix);
         let expect = self.revision.map_or(Expect::Absent, Expect::Revision);
         self.activity.put(PAGES, &directory, &self.new, expect).await?;
+        let gone = self.gone().await?;
+        self.cleared.extend(gone.into_iter().map(|subject| Cleared { subject, gone: true }));
         let store = &self.activity.store;
         for number in 0..self.old.firsts.len().saturating_sub(1) {
             store.delete(PAGES, &self.page_key(self.old.generation, number), Expect::Anything).await?;

@@ -84,6 +84,16 @@ pub struct HedwigConfig {
     pub name: String,
     /// `zk://host:port,host:port/chroot`.
     pub metadata: Option<String>,
+    /// File with `user:password` for ZooKeeper's digest scheme.
+    pub zk_digest_file: Option<PathBuf>,
+    /// File with `user:password` for SASL DIGEST-MD5 to ZooKeeper.
+    pub zk_sasl_file: Option<PathBuf>,
+    /// PEM certificate authorities for TLS to ZooKeeper; switches TLS on.
+    pub zk_ca_file: Option<PathBuf>,
+    /// PEM client certificate for ZooKeeper.
+    pub zk_cert_file: Option<PathBuf>,
+    /// PEM key of that certificate.
+    pub zk_key_file: Option<PathBuf>,
     /// The hubs' `zk_prefix`.
     pub prefix: String,
     /// The hubs' `region`.
@@ -110,6 +120,11 @@ impl Default for HedwigConfig {
         HedwigConfig {
             name: "hedwig".to_owned(),
             metadata: None,
+            zk_digest_file: None,
+            zk_sasl_file: None,
+            zk_ca_file: None,
+            zk_cert_file: None,
+            zk_key_file: None,
             prefix: "/hedwig".to_owned(),
             region: "standalone".to_owned(),
             consume_interval: 50,
@@ -119,6 +134,47 @@ impl Default for HedwigConfig {
             trust_anyone: false,
             settle: Duration::from_secs(60),
             attach_rate: 5.0,
+        }
+    }
+}
+
+/// Files with what ZooKeeper wants to see, and with whom we trust to be it.
+#[derive(Debug, Clone, Copy)]
+pub struct ZkAccess<'a> {
+    /// `user:password` for the digest scheme.
+    pub digest: Option<&'a Path>,
+    /// `user:password` for SASL DIGEST-MD5.
+    pub sasl: Option<&'a Path>,
+    /// PEM certificate authorities.
+    pub ca: Option<&'a Path>,
+    /// PEM client certificate.
+    pub cert: Option<&'a Path>,
+    /// PEM key of that certificate.
+    pub key: Option<&'a Path>,
+}
+
+impl HedwigConfig {
+    /// The files for ZooKeeper.
+    pub fn zk(&self) -> ZkAccess<'_> {
+        ZkAccess {
+            digest: self.zk_digest_file.as_deref(),
+            sasl: self.zk_sasl_file.as_deref(),
+            ca: self.zk_ca_file.as_deref(),
+            cert: self.zk_cert_file.as_deref(),
+            key: self.zk_key_file.as_deref(),
+        }
+    }
+}
+
+impl PulsarConfig {
+    /// The files for ZooKeeper.
+    pub fn zk(&self) -> ZkAccess<'_> {
+        ZkAccess {
+            digest: self.zk_digest_file.as_deref(),
+            sasl: self.zk_sasl_file.as_deref(),
+            ca: self.zk_ca_file.as_deref(),
+            cert: self.zk_cert_file.as_deref(),
+            key: self.zk_key_file.as_deref(),
         }
     }
 }
@@ -280,7 +336,8 @@ pub struct Caps {
     pub max_share: f64,
     /// How much fewer topics than in the last scan of the same scope may be seen: 0 to 1.
     pub max_shrink: f64,
-    /// How far the target's clock may be ahead of ours, as its newest node tells. Behind, it cannot be told from a quiet cluster.
+    /// How far the target's clock may be from ours: ahead, as its newest node tells; behind, as a subscriber's node tells that was
+    /// written since the last scan saw it.
     #[serde(with = "humantime_serde")]
     pub max_clock_skew: Duration,
 }

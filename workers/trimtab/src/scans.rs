@@ -381,9 +381,17 @@ fn last_key(target: &str, scope: &Scope) -> String {
 }
 
 /// Why the clocks forbid to act, if so: something was written later than now.
-pub fn skewed(newest_ms: i64, now_ms: i64, caps: &Caps) -> Option<String> {
+pub fn skewed(newest_ms: i64, behind_ms: i64, now_ms: i64, caps: &Caps) -> Option<String> {
     let ahead_ms = newest_ms.saturating_sub(now_ms);
     let most_ms = i64::try_from(caps.max_clock_skew.as_millis()).unwrap_or(i64::MAX);
+    if behind_ms > most_ms {
+        return Some(format!(
+            "the target's clock is at least {} s behind ours, more than max_clock_skew ({} s): a node was written after we had last seen \
+             it, and carries a time so long before that. Every age would be too high; set the clocks of this machine and of ZooKeeper's",
+            behind_ms / 1000,
+            most_ms / 1000
+        ));
+    }
     (ahead_ms > most_ms).then(|| {
         format!(
             "the target's newest node was written {} s from now, more than max_clock_skew ({} s): every age would be wrong. Set the clocks \

@@ -41,7 +41,10 @@ import org.apache.zookeeper.CreateMode;
 import org.apache.zookeeper.KeeperException;
 import org.apache.zookeeper.ZooDefs;
 import org.apache.zookeeper.ZooKeeper;
+import org.apache.zookeeper.data.ACL;
+import org.apache.zookeeper.data.Id;
 import org.apache.zookeeper.data.Stat;
+import org.apache.zookeeper.server.auth.DigestAuthenticationProvider;
 
 /**
  * The hands of the Hedwig rig: Hedwig's own client, which stays up and does what standard input says.
@@ -63,6 +66,7 @@ import org.apache.zookeeper.data.Stat;
  *   unsubscribe TOPIC SUB
  *   show ROOT TOPIC                          the metadata, decoded by Hedwig's classes: ledgers=ID:START:END,...
  *                                            subs=NAME:POINTER:VERSION:MTIME,... with - for what is not there
+ *   lock PATH USER:PASSWORD                  from now on only this user sees a node
  *   get PATH    stat PATH    put PATH [BASE64]    ls PATH    rm PATH
  */
 public final class HedwigHands {
@@ -200,6 +204,10 @@ public final class HedwigHands {
                 children.sort(null);
                 children.replaceAll(child -> URLEncoder.encode(child, StandardCharsets.UTF_8));
                 return String.join(" ", children);
+            case "lock":
+                String digest = DigestAuthenticationProvider.generateDigest(w.at(1));
+                zk().setACL(w.at(0), List.of(new ACL(ZooDefs.Perms.ALL, new Id("digest", digest))), -1);
+                return "";
             case "rm":
                 zk().delete(w.at(0), -1);
                 return "";

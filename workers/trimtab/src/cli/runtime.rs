@@ -19,7 +19,7 @@ use trimtab_targets::{Act, Class, Connection, Inventory, Pace, TargetError, Tls,
 
 use super::Usage;
 use crate::clock::Clock;
-use crate::config::{Config, System, secret};
+use crate::config::{Config, System, ZkAccess, secret};
 use crate::journal::{Entry, Journal, RecordKind};
 
 /// A live target, whatever system it is.
@@ -46,7 +46,7 @@ pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyh
 /// Connects to the configured region of Hedwig.
 async fn hedwig_region(config: &Config) -> anyhow::Result<Live> {
     let region = &config.hedwig;
-    let (zk, pace) = reader(config, region.metadata.as_deref(), "hedwig").await?;
+    let (zk, pace) = reader(config, region.metadata.as_deref(), region.zk(), "hedwig").await?;
     let inventory = Arc::new(HedwigInventory::new(zk, hedwig_settings(config)));
     let tls = match (&region.ca_file, region.trust_anyone) {
         (Some(_), true) => anyhow::bail!(Usage("hedwig.ca_file and hedwig.trust_anyone exclude each other".to_owned())),
@@ -79,7 +79,12 @@ pub(crate) fn hedwig_settings(config: &Config) -> hedwig::Settings {
 }
 
 /// A reader of a system's ZooKeeper, with its part of the limit.
-async fn reader(config: &Config, address: Option<&str>, system: &str) -> anyhow::Result<(Zk, Arc<Pace>)> {
+async fn reader(
+    config: &Config,
+    address: Option<&str>,
+    access: ZkAccess<'_>,
+    system: &str,
+) -> anyhow::Result<(Zk, Arc<Pace>)> {
     let address = address.ok_or_else(|| {
         let scheme = if system == "pulsar" { "zk" } else { "hedwig+zk" };
         Usage(format!(
@@ -87,7 +92,7 @@ async fn reader(config: &Config, address: Option<&str>, system: &str) -> anyhow:
         ))
     })?;
     let mut connection = Connection::parse(address).map_err(|e| Usage(e.to_string()))?;
-    secure(&mut connection, config)?;
+    secure(&mut connection, access)?;
     let pace = Arc::new(Pace::new(config.limits.metadata_rate).map_err(|e| Usage(e.to_string()))?);
     let options = ZkOptions { sessions: config.limits.sessions, window: config.limits.window, ..ZkOptions::default() };
     Ok((Zk::connect(connection, options, pace.clone()).await?, pace))
@@ -102,7 +107,7 @@ pub(crate) struct Pulsar {
 
 /// Connects to the configured Pulsar cluster.
 pub(crate) async fn pulsar(config: &Config, journal: Option<Arc<Journal>>) -> anyhow::Result<Pulsar> {
-    let (zk, pace) = reader(config, config.pulsar.metadata.as_deref(), "pulsar").await?;
+    let (zk, pace) = reader(config, config.pulsar.metadata.as_deref(), config.pulsar.zk(), "pulsar").await?;
     let admin = Arc::new(Admin::new(admin_options(config)?)?);
     let ask = match (config.pulsar.ask_brokers, journal) {
         (true, Some(journal)) => Some(Arc::new(Asking { admin: admin.clone(), journal }) as Arc<dyn AskBrokers>),
@@ -113,22 +118,21 @@ pub(crate) async fn pulsar(config: &Config, journal: Option<Arc<Journal>>) -> an
     Ok(Pulsar { inventory, admin, pace })
 }
 
-fn secure(connection: &mut Connection, config: &Config) -> anyhow::Result<()> {
-    let pulsar = &config.pulsar;
+fn secure(connection: &mut Connection, access: ZkAccess<'_>) -> anyhow::Result<()> {
     let pair = |file: &Path| {
         let text = secret(file)?;
         let pair = text.split_once(':').map(|(user, password)| (user.to_owned(), password.to_owned()));
         pair.ok_or_else(|| anyhow::Error::new(Usage(format!("{} does not hold user:password", file.display()))))
     };
-    let digest = pulsar.zk_digest_file.as_deref().map(pair).transpose()?;
+    let digest = access.digest.map(pair).transpose()?;
     connection.digest = digest.map(|(user, password)| format!("{user}:{password}"));
-    connection.sasl = pulsar.zk_sasl_file.as_deref().map(pair).transpose()?;
-    let identity = match (&pulsar.zk_cert_file, &pulsar.zk_key_file) {
+    connection.sasl = access.sasl.map(pair).transpose()?;
+    let identity = match (access.cert, access.key) {
         (Some(cert), Some(key)) => Some((secret(cert)?, secret(key)?)),
         (None, None) => None,
         _ => anyhow::bail!(Usage("zk_cert_file and zk_key_file go together".to_owned())),
     };
-    connection.tls = match (&pulsar.zk_ca_file, identity) {
+    connection.tls = match (access.ca, identity) {
         (Some(ca), identity) => Some(Tls { ca: secret(ca)?, identity }),
         (None, None) => None,
         (None, Some(_)) => anyhow::bail!(Usage(

@@ -75,6 +75,8 @@ struct Scan {
     watch: Watch,
     /// The latest time that a node was written, as the target's clock says.
     newest_ms: i64,
+    /// How far the target's clock is behind ours at least.
+    behind_ms: i64,
 }
 
 /// Candidates on their way, by kind.
@@ -132,7 +134,7 @@ impl Scanner {
         self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: now }).await?;
         let watch = Activity::new(self.parts.store.clone(), &self.parts.target).begin().await?;
         let operations_before = self.parts.inventory.operations();
-        Ok(Scan { lease, report, user_topics, after, operations_before, page: 0, watch, newest_ms: 0 })
+        Ok(Scan { lease, report, user_topics, after, operations_before, page: 0, watch, newest_ms: 0, behind_ms: 0 })
     }
 
     async fn shards(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
@@ -239,6 +241,7 @@ impl Scanner {
         drop(items);
         self.emit(shard, &mut pages, scan, true, out).await?;
         let complete = scan.report.failed_shards.len() == complete;
+        scan.behind_ms = scan.behind_ms.max(watch.behind_ms());
         for cleared in watch.finish(complete).await? {
             self.announce_cleared(&cleared, scan, out).await?;
         }
@@ -248,13 +251,17 @@ impl Scanner {
     /// Says that somebody who was to be acted on is back.
     async fn announce_cleared(&self, cleared: &Cleared, scan: &Scan, out: &Out) -> Result<(), Failure> {
         let now_ms = self.now_ms();
-        info!(subject = cleared.subject, "its mark is gone: it showed a sign of life");
+        let says = match cleared.gone {
+            true => "it does not exist any more",
+            false => "it showed a sign of life, so it is not acted on",
+        };
+        info!(subject = cleared.subject, says, "its mark is gone");
         let notice = Notice {
             scan: scan.report.scan.id,
             target: self.parts.target.clone(),
             subject: cleared.subject.clone(),
             announced: Announced::Cleared,
-            says: "it showed a sign of life, so it is not acted on".to_owned(),
+            says: says.to_owned(),
             at_ms: now_ms,
             not_before_ms: None,
             bytes: 0,
@@ -378,7 +385,7 @@ impl Scanner {
     async fn end(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
         let last = self.scans.last_topics(&self.parts.target, &request.scope).await?;
         scan.report.ended_ms = self.now_ms();
-        scan.report.stopped = skewed(scan.newest_ms, scan.report.ended_ms, &self.parts.caps)
+        scan.report.stopped = skewed(scan.newest_ms, scan.behind_ms, scan.report.ended_ms, &self.parts.caps)
             .or_else(|| over_caps(&scan.report, scan.user_topics, last, &self.parts.caps));
         let scan_ref = scan.report.scan;
         self.renew(scan).await?;
