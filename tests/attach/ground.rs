@@ -55,6 +55,12 @@ impl Rest {
 
     /// Closes a topic, once what was acknowledged is stored: a broker forgets what waits for a new cursor ledger.
     pub(crate) fn unload(&self, topic: &str) {
+        self.stored(topic);
+        self.call("PUT", &format!("admin/v2/persistent/{}/unload", path(topic)), None);
+    }
+
+    /// Waits until no acknowledgement of a topic waits for a new cursor ledger, which writes the cursor's node as well.
+    pub(crate) fn stored(&self, topic: &str) {
         let stats =
             || self.call("GET", &format!("admin/v2/persistent/{}/internalStats", path(topic)), None).json().unwrap();
         let switching = |stats: &Value| {
@@ -63,7 +69,6 @@ impl Rest {
         while switching(&stats()) {
             std::thread::sleep(Duration::from_millis(20));
         }
-        self.call("PUT", &format!("admin/v2/persistent/{}/unload", path(topic)), None);
     }
 
     /// The topic's statistics, which loads it.

@@ -54,6 +54,7 @@ fn to_where_it_was(ground: &Ground) {
         let mut consumer = ground.rest.consumer(topic, "s", SubType::Exclusive).unwrap();
         consumer.acknowledge(AckType::Cumulative, &[entries[read - 1]]);
         consumer.close();
+        ground.rest.stored(topic);
         // Still loaded: the node says less than the broker knows, and the act records what the broker knows.
         let acted = done(ground.consume(topic, "s", entries[34]));
         assert_eq!(acted.before.mark_delete, entries[read - 1]);
