@@ -40,6 +40,10 @@ impl AskBrokers for Asker {
         self.recorded.lock().unwrap().extend_from_slice(evidence);
         futures::future::ready(Ok(())).boxed()
     }
+
+    fn loaded<'a>(&'a self, _: &'a str, _: &'a [String]) -> BoxFuture<'a, Result<(), TargetError>> {
+        futures::future::ready(Ok(())).boxed()
+    }
 }
 
 fn inventory(ground: &Ground, ask: Option<Arc<Asker>>) -> PulsarInventory {
