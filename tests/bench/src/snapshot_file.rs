@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use trimtab_tests::formats::{self, Proto, Stage};
 
 /// The moment that the file says it was taken at.
 const TAKEN_MS: i64 = 1_790_000_000_000;
@@ -16,33 +17,6 @@ const DAY_MS: i64 = 86_400_000;
 const NAMESPACE: u64 = 1_000;
 /// Ledgers in a topic's list.
 const LEDGERS: i64 = 4;
-
-/// Just enough of protobuf.
-#[derive(Default)]
-struct Proto(Vec<u8>);
-
-impl Proto {
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push((value as u8 & 0x7f) | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-    }
-
-    fn int(mut self, tag: u64, value: i64) -> Proto {
-        self.varint(tag << 3);
-        self.varint(value as u64);
-        self
-    }
-
-    fn bytes(mut self, tag: u64, value: &[u8]) -> Proto {
-        self.varint(tag << 3 | 2);
-        self.varint(value.len() as u64);
-        self.0.extend_from_slice(value);
-        self
-    }
-}
 
 struct Writer {
     out: flate2::write::GzEncoder<BufWriter<File>>,
@@ -130,8 +104,7 @@ fn topic(to: &mut Writer, shard: &str, index: u64) -> Result<()> {
         list = list.bytes(1, &info.int(4, if last { 0 } else { newest - (LEDGERS - k) * 3_600_000 }).0);
     }
     let last = first_ledger + LEDGERS - 1;
-    let digits = format!("{last:010}");
-    let ledger = format!("/ledgers/{}/{}/L{}", &digits[..2], &digits[2..6], &digits[6..]);
+    let ledger = formats::ledger_path(last);
     let metadata = ledger_metadata(to.random(), shard, &name, newest);
     to.node(&ledger, &metadata, 0, newest, "")?;
     let path = format!("/managed-ledgers/{shard}/persistent/{name}");
@@ -142,30 +115,11 @@ fn topic(to: &mut Writer, shard: &str, index: u64) -> Result<()> {
     to.node(&format!("{path}/subscription-{}", index % 7), &cursor.0, 0, newest, "")
 }
 
-/// Version 3 of a closed ledger's metadata: `DataFormats.proto` of BookKeeper.
+/// A closed ledger of a topic.
 fn ledger_metadata(random: u64, shard: &str, name: &str, closed_ms: i64) -> Vec<u8> {
-    let custom = |key: &str, value: &str| Proto::default().bytes(1, key.as_bytes()).bytes(2, value.as_bytes()).0;
-    let mut segment = Proto::default().int(2, 0);
-    for bookie in 0..2 {
-        let host = format!("bookie-{}.bookkeeper.svc:3181", (random >> (bookie * 8)) % 30);
-        segment = segment.bytes(1, host.as_bytes());
-    }
-    let body = Proto::default()
-        .int(1, 2)
-        .int(2, 2)
-        .int(3, (random % 500_000_000) as i64)
-        .int(4, (random % 50_000) as i64)
-        .int(5, 3)
-        .bytes(6, &segment.0)
-        .int(7, 2)
-        .bytes(8, b"")
-        .int(9, 2)
-        .int(10, closed_ms - 4_000_000)
-        .bytes(11, &custom("application", "pulsar"))
-        .bytes(11, &custom("component", "managed-ledger"))
-        .bytes(11, &custom("pulsar/managed-ledger", &format!("{shard}/persistent/{name}")));
-    let mut value = Proto(b"BookieMetadataFormatVersion\t3\n".to_vec());
-    value.varint(body.0.len() as u64);
-    value.0.extend_from_slice(&body.0);
-    value.0
+    let bookie = |which: u64| format!("bookie-{}.bookkeeper.svc:3181", (random >> (which * 8)) % 30);
+    let stage = Stage::Closed((random % 50_000) as i64, (random % 500_000_000) as i64);
+    let topic = format!("{shard}/persistent/{name}");
+    let custom = [("application", "pulsar"), ("component", "managed-ledger"), ("pulsar/managed-ledger", &*topic)];
+    formats::ledger(stage, &[bookie(0), bookie(1)], Some(closed_ms - 4_000_000), &custom)
 }

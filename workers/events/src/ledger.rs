@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::Evidence;
 
 /// Reads a variant that holds nothing. `deny_unknown_fields` does not reach those of a tagged enum.
-fn nothing_more<'de, D: Deserializer<'de>>(from: D) -> Result<(), D::Error> {
+pub(crate) fn nothing_more<'de, D: Deserializer<'de>>(from: D) -> Result<(), D::Error> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Nothing {}

@@ -10,6 +10,7 @@ mod evidence;
 mod ids;
 mod ledger;
 mod notice;
+mod orphan;
 mod outcome;
 mod plan;
 mod recovery;
@@ -27,6 +28,10 @@ pub use ledger::{
     Policies, Position, Retention, Seen, Setting, TopicClass,
 };
 pub use notice::{Announced, Notice};
+pub use orphan::{
+    Ceiling, Guard, GuardKind, LedgerContent, LedgerOwner, LedgerReference, LedgerStage, Marks, NamespaceState,
+    OrphanCandidate, OwnedKind, ReferenceKind, Sighting, TargetClock, ledger_subject,
+};
 pub use outcome::{Outcome, Status, TopicState};
 pub use plan::{PLAN_FORMAT, Plan, PlanItem, PlanTotals};
 pub use recovery::{

@@ -66,12 +66,21 @@ impl Policy {
 
     /// Why a topic is not to be touched, whatever its ledgers say.
     pub(crate) fn protected(&self, target: &str, topic: &LedgerCandidate, now_ms: i64) -> Option<Reason> {
-        let partition = matches!(topic.partition, Partition::Of { .. });
-        let (name, base) = names_of(&topic.subject, partition);
+        self.keeps_topic(target, &topic.subject, matches!(topic.partition, Partition::Of { .. }), now_ms)
+    }
+
+    /// Why nothing of a topic is to be touched. Whether it is a partition need not be known: what looks like one also matches by the
+    /// name without its number.
+    pub(crate) fn keeps(&self, target: &str, topic: &str, now_ms: i64) -> Option<Reason> {
+        self.keeps_topic(target, topic, true, now_ms)
+    }
+
+    fn keeps_topic(&self, target: &str, subject: &str, partition: bool, now_ms: i64) -> Option<Reason> {
+        let (name, base) = names_of(subject, partition);
         if let Some(glob) = self.protect.find(&[name, base]) {
             return Some(reason("protected", format!("protected by the pattern {glob:?}")));
         }
-        let rule = self.rule_for(target, &topic.subject, partition)?;
+        let rule = self.rule_for(target, subject, partition)?;
         if let Some(protect) = rule.protect.as_ref().filter(|p| p.until_ms.is_none_or(|until| now_ms < until)) {
             return Some(reason("protected", format!("rule {} protects it for {}", rule.name, protect.by)));
         }

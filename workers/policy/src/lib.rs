@@ -11,6 +11,7 @@ mod check;
 mod config;
 mod decide;
 mod needs;
+mod orphan;
 pub mod rules;
 mod subscribers;
 
@@ -40,3 +41,4 @@ pub fn check_any(decision: &Decision, candidate: &Candidate, now_ms: i64) -> Res
         Candidate::Subscriber(log) => check_subscriber(decision, log, now_ms),
     }
 }
+pub use orphan::{OrphanDecision, OrphanRules, OrphanVerdict, check_orphan, decide_orphan};

@@ -2,6 +2,7 @@
 //!
 //! Nothing here decides. What a target cannot do it does not implement.
 
+pub mod bookkeeper;
 mod error;
 mod globs;
 pub mod hedwig;
@@ -14,4 +15,4 @@ mod zk;
 pub use error::{Class, TargetError, Undecodable};
 pub use pace::{Pace, PaceError};
 pub use traits::{Act, Effect, Inventory, Item, Mode, Permit, Reads, ReadsOf, Record, Shard, Skipped, Undo};
-pub use zk::{Connection, Tls, Zk, ZkOptions};
+pub use zk::{Connection, Stat, Tls, Zk, ZkOptions};

@@ -17,6 +17,7 @@ use super::names::{self, TopicName};
 use super::policies::{self, NamespacePolicies, TopicLevel, TopicPolicies};
 use super::scope::ScopeFilter;
 use super::subscribers::{self, Grouper};
+use crate::bookkeeper::{Layout, layout_of};
 use crate::error::{Class, Result, TargetError};
 use crate::zk::{Stat, Zk};
 use crate::{Inventory, Item, Reads, ReadsOf};
@@ -30,14 +31,6 @@ pub trait AskPolicies: Send + Sync {
     fn topic_policies<'a>(&'a self, name: &'a TopicName) -> BoxFuture<'a, Result<TopicPolicies>>;
     /// Records evidence that asking may erase. Must be stored before it returns.
     fn record<'a>(&'a self, evidence: &'a [LedgerCandidate]) -> BoxFuture<'a, Result<()>>;
-}
-
-/// How BookKeeper lays out its ledgers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
-    Flat,
-    Hierarchical,
-    Long,
 }
 
 /// Addresses of brokers.
@@ -94,9 +87,8 @@ impl PulsarInventory {
         let read = || async {
             let root = &self.settings.ledgers_root;
             match self.zk.get(&format!("{root}/LAYOUT")).await? {
-                Some((value, _)) => Ok(layout_of(&value)),
-                // Pulsar's own metadata driver writes no LAYOUT and uses the hierarchical one.
-                None if self.zk.stat(root).await?.is_some() => Ok(Ok(Layout::Hierarchical)),
+                Some((value, _)) => Ok(layout_of(Some(&value))),
+                None if self.zk.stat(root).await?.is_some() => Ok(layout_of(None)),
                 None => Ok(Err(format!("BookKeeper's root {root} does not exist; set ledgers_root"))),
             }
         };
@@ -105,7 +97,7 @@ impl PulsarInventory {
 
     async fn ledger_path(&self, id: i64) -> Result<std::result::Result<String, String>> {
         let root = &self.settings.ledgers_root;
-        let path = |layout| names::ledger_path(root, layout == Layout::Flat, layout == Layout::Long, id);
+        let path = |layout: Layout| layout.path(root, id);
         Ok(self.layout().await?.map(path))
     }
 
@@ -507,17 +499,6 @@ fn is_change_events(encoded: &str) -> bool {
     encoded == "__change_events" || encoded.starts_with("__change_events-partition-")
 }
 
-fn layout_of(value: &[u8]) -> std::result::Result<Layout, String> {
-    let text = String::from_utf8_lossy(value);
-    let factory = text.lines().nth(1).and_then(|line| line.rsplit_once(':')).map_or("", |(factory, _)| factory);
-    match factory.rsplit('.').next().unwrap_or_default() {
-        "FlatLedgerManagerFactory" => Ok(Layout::Flat),
-        "HierarchicalLedgerManagerFactory" | "LegacyHierarchicalLedgerManagerFactory" => Ok(Layout::Hierarchical),
-        "LongHierarchicalLedgerManagerFactory" => Ok(Layout::Long),
-        other => Err(format!("BookKeeper's ledger layout {other:?} is not known")),
-    }
-}
-
 fn unreadable(name: &TopicName, facts: &Namespace, settings: &Settings, error: &TargetError) -> LedgerCandidate {
     let stat = Stat {
         created_zxid: 0,
@@ -527,6 +508,7 @@ fn unreadable(name: &TopicName, facts: &Namespace, settings: &Settings, error: &
         modified_ms: 0,
         version: -1,
         children: 0,
+        children_version: 0,
         ephemeral: false,
     };
     let mut topic = assemble::topic(name, stat, &[], facts, settings);
