@@ -13,8 +13,8 @@ use trimtab_events::{Evidence, OrphanCandidate, ScanRef, Sighting};
 use trimtab_policy::{
     Context, OrphanDecision, OrphanRules, OrphanVerdict, Policy, PolicyConfig, check_orphan, decide_orphan,
 };
-use trimtab_targets::bookkeeper::{Named, NodeStat, Others, SurveyReport, Tree, Valued, survey, survey_snapshot};
-use trimtab_targets::{Class, TargetError};
+use trimtab_targets::bookkeeper::{Named, Others, SurveyReport, Tree, Valued, survey, survey_snapshot};
+use trimtab_targets::{Class, Stat, TargetError};
 use uuid::Uuid;
 
 /// The moment that the captured tree is judged at.
@@ -109,12 +109,12 @@ impl Nodes {
             .collect()
     }
 
-    pub(crate) fn stat(&self, path: &str) -> Option<NodeStat> {
+    pub(crate) fn stat(&self, path: &str) -> Option<Stat> {
         let node = self.0.get(path)?;
         let children = self.children(path).len();
         // Of a node that was made up: as many changes as it has children.
         let children_version = node.children_version.max(i32::try_from(children).unwrap());
-        Some(NodeStat {
+        Some(Stat {
             created_zxid: node.created_zxid,
             modified_zxid: node.modified_zxid,
             created_ms: node.created_ms,
@@ -123,6 +123,7 @@ impl Nodes {
             children_version,
             children_zxid: i64::from(children_version),
             children: children as u64,
+            ephemeral: false,
         })
     }
 
@@ -215,7 +216,7 @@ impl Fault {
 }
 
 /// Nodes with the names of their children.
-pub(crate) type Shared = Arc<BTreeMap<String, (Node, NodeStat, Vec<String>)>>;
+pub(crate) type Shared = Arc<BTreeMap<String, (Node, Stat, Vec<String>)>>;
 
 /// A tree that counts calls, and gets the n-th wrong.
 pub(crate) struct Fake {
@@ -318,13 +319,13 @@ impl Tree for Fake {
         .boxed()
     }
 
-    fn stat<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<Option<NodeStat>, TargetError>> {
+    fn stat<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<Option<Stat>, TargetError>> {
         async move {
             let fault = self.call("stat", path)?;
             let stat = self.nodes.get(path).map(|(_, stat, _)| *stat);
             Ok(match fault {
                 Some(Fault::Gone) => None,
-                Some(Fault::NoChildren) => stat.map(|stat| NodeStat { children: 0, ..stat }),
+                Some(Fault::NoChildren) => stat.map(|stat| Stat { children: 0, ..stat }),
                 _ => stat,
             })
         }
