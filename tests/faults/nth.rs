@@ -237,6 +237,7 @@ impl<'a> Process<'a> {
     async fn run(&self) -> Result<Ran, Failure> {
         let scanner = Scanner::new(ScannerParts {
             target: TARGET.to_owned(),
+            cluster: TARGET.to_owned(),
             inventory: Arc::new(self.client.clone()),
             policy: policy(),
             caps: self.caps(),
@@ -279,6 +280,7 @@ impl<'a> Process<'a> {
     async fn plan(&self) -> Result<(Vec<PlanItem>, trimtab::plan::Planned), trimtab_targets::TargetError> {
         let policy = policy();
         let planning = Planning {
+            sightings: None,
             inventory: &self.client,
             policy: &policy,
             target: TARGET,

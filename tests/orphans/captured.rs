@@ -35,7 +35,7 @@ fn as_expected(judged: &Judged) {
     assert_eq!(judged.report.lonely, 22);
     let missing: BTreeSet<i64> = judged.report.missing_examples.iter().map(|missing| missing.ledger).collect();
     assert_eq!(missing, expected["missing"]);
-    assert_eq!(judged.report.namespaces_missing, ["acme/halfgone"]);
+    assert_eq!(judged.report.namespaces_missing_examples, ["acme/halfgone"]);
     assert_eq!(judged.report.incomplete, BTreeMap::new());
     assert_eq!((&judged.report.broken, judged.report.strays), (&None, 0));
     // What a set difference against the topics' lists would delete: the 22, and what something else names.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use trimtab_policy::{OrphanVerdict, decide_orphan};
+use trimtab_events::Verdict;
+use trimtab_policy::decide_orphan;
 use trimtab_tests::formats::{self, Stage, ledger_path};
 
-use crate::fake::{Fake, Fault, Judged, NOW_MS, context, live, policy, rules};
+use crate::fake::{Fake, Fault, Judged, NOW_MS, context, live, policy};
 use crate::world::{DAY_MS, World};
 
 fn orphans(world: &World) -> Vec<i64> {
@@ -28,9 +29,9 @@ fn a_ledger_that_its_topic_does_not_list_goes_after_two_sightings() {
     let judged = world.judged();
     assert_eq!(judged.orphans(), BTreeSet::from([1_110_144]));
     let mut first = judged.candidates[&1_110_144].clone();
-    let decide = |candidate: &_| decide_orphan(candidate, &policy(), &rules(), &context());
+    let decide = |candidate: &_| decide_orphan(candidate, &policy(), &context());
     let earlier = std::mem::take(&mut first.sightings);
-    assert_eq!(decide(&first).verdict, OrphanVerdict::Keep);
+    assert_eq!(decide(&first).verdict, Verdict::Keep);
     // The same scan again is no second sighting, nor is one of another version of the node, nor one a minute ago.
     first.sightings = earlier.clone();
     first.sightings[0].scan = context().scan.id;
@@ -44,7 +45,7 @@ fn a_ledger_that_its_topic_does_not_list_goes_after_two_sightings() {
     first.sightings[0].at_ms = NOW_MS + DAY_MS;
     assert_eq!(decide(&first).reasons[0].rule, "sightings");
     first.sightings = earlier;
-    assert_eq!(decide(&first).verdict, OrphanVerdict::Delete);
+    assert_eq!(decide(&first).verdict, Verdict::DeleteOrphan);
 }
 
 /// apache/pulsar#13238: a broker died between "remove from list" and "delete in BookKeeper".
@@ -73,7 +74,7 @@ fn a_ledger_in_creation_stays() {
     // Thirty days later it is still open: whoever made it may live, so a person is told.
     world.written_ms(50, NOW_MS - 30 * DAY_MS);
     let judged = world.judged();
-    assert_eq!((rule_of(&judged, 50), judged.decisions[&50].verdict), ("suspect-open", OrphanVerdict::Report));
+    assert_eq!((rule_of(&judged, 50), judged.decisions[&50].verdict), ("suspect-open", Verdict::Report));
     // Recovered, which fences its writer and closes it, it is one.
     world.staged(50, "t/n/persistent/x", Stage::Closed(0, 0));
     assert_eq!(orphans(&world), [50]);
@@ -91,8 +92,8 @@ fn a_namespace_without_policies_is_only_reported() {
         world.ledger(id, "t/gone/persistent/x");
     }
     let judged = world.judged();
-    assert_eq!(judged.report.namespaces_missing, ["t/gone"]);
-    assert_eq!(judged.decisions[&4].verdict, OrphanVerdict::Report);
+    assert_eq!(judged.report.namespaces_missing_examples, ["t/gone"]);
+    assert_eq!(judged.decisions[&4].verdict, Verdict::Report);
     assert_eq!(rule_of(&judged, 4), "namespace-missing");
     world.node("/admin/policies/t/gone", br#"{"deleted":true}"#);
     assert_eq!(rule_of(&world.judged(), 4), "namespace-deleted");
@@ -397,7 +398,7 @@ fn times_that_cannot_be_trusted_make_nothing_old() {
         [(candidate.created_ms + 60_000, "too-young"), (candidate.created_ms - 1, "unknown"), (0, "unknown")]
     {
         candidate.clock.newest_ms = newest_ms;
-        let decision = decide_orphan(&candidate, &policy(), &rules(), &context());
+        let decision = decide_orphan(&candidate, &policy(), &context());
         assert_eq!(decision.reasons[0].rule, rule);
     }
 }

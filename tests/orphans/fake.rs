@@ -9,11 +9,9 @@ use std::sync::{Arc, Mutex};
 use base64::Engine;
 use futures::future::{BoxFuture, FutureExt};
 use serde_json::{Value, json};
-use trimtab_events::{Evidence, OrphanCandidate, ScanRef, Sighting};
-use trimtab_policy::{
-    Context, OrphanDecision, OrphanRules, OrphanVerdict, Policy, PolicyConfig, check_orphan, decide_orphan,
-};
-use trimtab_targets::bookkeeper::{Named, Others, SurveyReport, Tree, Valued, survey, survey_snapshot};
+use trimtab_events::{Decision, Evidence, OrphanCandidate, ScanRef, Sighting, SurveyReport, Verdict};
+use trimtab_policy::{Context, OrphanRules, Policy, PolicyConfig, check_orphan, decide_orphan};
+use trimtab_targets::bookkeeper::{Named, Others, Tree, Valued, survey, survey_snapshot};
 use trimtab_targets::{Class, Stat, TargetError};
 use uuid::Uuid;
 
@@ -354,15 +352,14 @@ impl Tree for Fake {
 #[derive(Debug)]
 pub(crate) struct Judged {
     pub(crate) candidates: BTreeMap<i64, OrphanCandidate>,
-    pub(crate) decisions: BTreeMap<i64, OrphanDecision>,
+    pub(crate) decisions: BTreeMap<i64, Decision>,
     pub(crate) report: SurveyReport,
 }
 
 impl Judged {
     /// Ledgers that would be deleted.
     pub(crate) fn orphans(&self) -> BTreeSet<i64> {
-        let delete =
-            |(id, decision): (&i64, &OrphanDecision)| (decision.verdict == OrphanVerdict::Delete).then_some(*id);
+        let delete = |(id, decision): (&i64, &Decision)| (decision.verdict == Verdict::DeleteOrphan).then_some(*id);
         self.decisions.iter().filter_map(delete).collect()
     }
 
@@ -377,7 +374,7 @@ pub(crate) fn rules() -> OrphanRules {
 }
 
 pub(crate) fn policy() -> Policy {
-    Policy::new(PolicyConfig::default(), "test").unwrap()
+    Policy::new(PolicyConfig { orphans: rules(), ..PolicyConfig::default() }, "test").unwrap()
 }
 
 pub(crate) fn context() -> Context<'static> {
@@ -391,15 +388,15 @@ pub(crate) fn seen_before(candidate: &mut OrphanCandidate) {
 }
 
 fn judge(surveyed: trimtab_targets::bookkeeper::Surveyed) -> Judged {
-    let (policy, rules, context) = (policy(), rules(), context());
+    let (policy, context) = (policy(), context());
     let mut judged =
         Judged { candidates: BTreeMap::new(), decisions: BTreeMap::new(), report: SurveyReport::default() };
     judged.report = surveyed
         .candidates(&mut |mut candidate| {
             seen_before(&mut candidate);
-            let decision = decide_orphan(&candidate, &policy, &rules, &context);
-            if decision.verdict == OrphanVerdict::Delete {
-                check_orphan(&candidate, &rules, &context).unwrap();
+            let decision = decide_orphan(&candidate, &policy, &context);
+            if decision.verdict == Verdict::DeleteOrphan {
+                check_orphan(&decision, &candidate, &rules(), NOW_MS).unwrap();
             }
             assert!(candidate.references != Evidence::Present(Vec::new()));
             let id = candidate.ledger;

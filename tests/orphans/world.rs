@@ -1,6 +1,6 @@
 //! Small clusters made up for one case each.
 
-use trimtab_policy::OrphanDecision;
+use trimtab_events::Decision;
 use trimtab_tests::formats::{self, Stage, ledger_path};
 
 use crate::fake::{Fake, Judged, NOW_MS, Nodes, live, snapshot};
@@ -112,7 +112,7 @@ impl World {
         let nodes = self.finished();
         let (live, snapshot) = (live(&Fake::new(&nodes)).unwrap(), snapshot(&nodes).unwrap());
         let rules = |judged: &Judged| {
-            let rule = |(id, d): (&i64, &OrphanDecision)| (*id, d.verdict, d.reasons[0].rule.clone());
+            let rule = |(id, d): (&i64, &Decision)| (*id, d.verdict, d.reasons[0].rule.clone());
             judged.decisions.iter().map(rule).collect::<Vec<_>>()
         };
         assert_eq!(rules(&live), rules(&snapshot));

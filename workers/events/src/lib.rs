@@ -17,8 +17,9 @@ mod recovery;
 mod scan;
 pub mod schema;
 mod subscriber;
+mod survey;
 
-pub use candidate::{Candidate, LedgerPage, MAX_PAGE, Page, SubscriberPage};
+pub use candidate::{Candidate, LedgerPage, MAX_PAGE, OrphanPage, Page, SubscriberPage};
 pub use decision::{Consume, Decision, Expire, Holder, Reason, Stale, Verdict};
 pub use envelope::{Body, Event, Invalid, MAX_EVENT_BYTES, Trace};
 pub use evidence::{CHANGE_EVENTS_OPEN, Evidence, NOT_READ};
@@ -29,8 +30,9 @@ pub use ledger::{
 };
 pub use notice::{Announced, Notice};
 pub use orphan::{
-    Ceiling, Guard, GuardKind, LedgerContent, LedgerOwner, LedgerReference, LedgerStage, Marks, NamespaceState,
-    OrphanCandidate, OwnedKind, ReferenceKind, Sighting, TargetClock, ledger_subject,
+    Ceiling, DeleteOrphan, Guard, GuardKind, LedgerContent, LedgerOwner, LedgerReference, LedgerStage, Marks,
+    NamespaceState, OrphanCandidate, OwnedKind, ReferenceKind, Sighting, TargetClock, ledger_of_subject,
+    ledger_subject,
 };
 pub use outcome::{Outcome, Status, TopicState};
 pub use plan::{PLAN_FORMAT, Plan, PlanItem, PlanTotals};
@@ -43,3 +45,4 @@ pub use subscriber::{
     HedwigHub, HedwigPointer, HedwigRange, HedwigTopic, History, Log, Mark, Protection, Subscriber,
     SubscriberCandidate, SubscriberClass, split_subscriber, subscriber_subject,
 };
+pub use survey::{Comparison, Kept, Missing, SurveyReport, Unread};

@@ -45,6 +45,22 @@ pub struct OrphanCandidate {
     pub sightings: Vec<Sighting>,
 }
 
+impl OrphanCandidate {
+    /// Whose it is, if its metadata says that it is Pulsar's.
+    pub fn owner(&self) -> Option<&LedgerOwner> {
+        match &self.marks {
+            Marks::Pulsar(owner) => Some(owner),
+            Marks::None | Marks::Other { .. } | Marks::Unknown { .. } => None,
+        }
+    }
+
+    /// About how many bytes it has as JSON.
+    pub fn about_bytes(&self) -> usize {
+        let guards: usize = self.guards.iter().map(|guard| guard.path.len() + 200).sum();
+        self.metadata.len() + self.path.len() + guards + 200 * self.sightings.len() + 1500
+    }
+}
+
 /// What a ledger's metadata says of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -254,7 +270,33 @@ pub struct Sighting {
     pub seen: Seen,
 }
 
+/// What is to be done about a ledger that nothing names, and what only a scan of everything can tell of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteOrphan {
+    /// Path of its node.
+    pub path: String,
+    /// Whose it was.
+    pub owner: LedgerOwner,
+    /// Bounds on the ids that may be in use, from before the scan's first read.
+    pub ceiling: Ceiling,
+    /// What the target's own clock said.
+    pub clock: TargetClock,
+    /// What earlier scans saw of it, oldest first.
+    pub sightings: Vec<Sighting>,
+    /// Bookies drop its data at their next collection after the node is gone, which comes within so many seconds, and may come at once.
+    /// Until then it can be brought back; after that the data is gone.
+    pub collected_within_s: i64,
+}
+
 /// The canonical name of a ledger.
 pub fn ledger_subject(id: i64) -> String {
     format!("ledger/{id}")
+}
+
+/// The ledger that a canonical name is of; none when it is not one.
+pub fn ledger_of_subject(subject: &str) -> Option<i64> {
+    let digits = subject.strip_prefix("ledger/")?;
+    // One spelling only.
+    digits.parse().ok().filter(|id| *id >= 0 && ledger_subject(*id) == subject)
 }

@@ -5,7 +5,7 @@ use trimtab_events::{
     Policies, Reason, Retention, ScanRef, Verdict, decision_id,
 };
 
-use crate::config::{Action, AgeRule, Compiled, Globs, PolicyConfig, PolicyError, Rule, names_of};
+use crate::config::{Action, AgeRule, Compiled, Globs, OrphanRules, PolicyConfig, PolicyError, Rule, names_of};
 use crate::rules::cursors::{self, Slowest};
 use crate::rules::exclude::{self, UNKNOWN, reason};
 use crate::rules::retention::{self, AfterLoad};
@@ -97,6 +97,11 @@ impl Policy {
         self.config.valid_s.saturating_mul(1000)
     }
 
+    /// When a ledger that nothing names may go.
+    pub fn orphans(&self) -> &OrphanRules {
+        &self.config.orphans
+    }
+
     pub(crate) fn age_rule(&self) -> AgeRule {
         self.config.age_rule
     }
@@ -150,6 +155,7 @@ pub fn decide(topic: &LedgerCandidate, policy: &Policy, context: &Context<'_>) -
         offloaded_copies: found.copies,
         expire: found.expire,
         consume: None,
+        orphan: None,
         holder: found.holder,
         revisit_ms: found.revisit_ms,
         reasons: found.reasons,

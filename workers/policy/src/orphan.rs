@@ -2,73 +2,73 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
 use trimtab_events::{
-    Evidence, GuardKind, LedgerContent, LedgerOwner, LedgerStage, Marks, OrphanCandidate, Reason, TopicClass,
+    Decision, DeleteOrphan, Evidence, GuardKind, LedgerContent, LedgerOwner, LedgerStage, Marks, OrphanCandidate,
+    Reason, TopicClass, Verdict, decision_id,
 };
 
 use crate::check::Violation;
-use crate::config::Action;
+use crate::config::{Action, OrphanRules};
 use crate::decide::{Context, Policy};
 use crate::rules::exclude::{UNKNOWN, reason};
 
-/// What an operator can set about orphans.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct OrphanRules {
-    /// Younger ledgers may be in use by somebody who has not said so yet, seconds.
-    pub min_age_s: i64,
-    /// Scans that must have seen a ledger unchanged and unnamed, the present one counted. At least 2.
-    pub sightings: u32,
-    /// Time between the first of them and the present one, seconds.
-    pub apart_s: i64,
-    /// Whether a topic that does not exist may be checked for by creating and deleting its node in the transaction that deletes
-    /// the ledger. Otherwise ledgers of such topics are only reported.
-    pub absent_topics: bool,
-}
+type Ruled = (Verdict, Reason);
 
-impl Default for OrphanRules {
-    fn default() -> Self {
-        OrphanRules { min_age_s: 24 * 3600, sightings: 2, apart_s: 3600, absent_topics: false }
+/// Decides what is to be done about one ledger: [`Verdict::DeleteOrphan`], `Keep`, `Skip` (something about it is not known) or `Report`.
+/// The same input gives the same answer.
+pub fn decide_orphan(ledger: &OrphanCandidate, policy: &Policy, context: &Context<'_>) -> Decision {
+    let rules = policy.orphans();
+    let (verdict, mut reason) = match judge(ledger, policy, rules, context) {
+        Ok(reason) => (Verdict::DeleteOrphan, reason),
+        Err(ruled) => ruled,
+    };
+    if let Some(owner) = ledger.owner() {
+        reason.inputs.insert("owner".into(), owner.topic.clone());
+    }
+    let acts = verdict == Verdict::DeleteOrphan;
+    let orphan = ledger.owner().filter(|_| acts).map(|owner| DeleteOrphan {
+        path: ledger.path.clone(),
+        owner: owner.clone(),
+        ceiling: ledger.ceiling.clone(),
+        clock: ledger.clock,
+        sightings: ledger.sightings.clone(),
+        collected_within_s: rules.gc_wait_s,
+    });
+    let bytes = ledger.content.present().and_then(|content| content.bytes).unwrap_or(0).max(0);
+    Decision {
+        id: decision_id(context.target, &ledger.subject, &ledger.seen, policy.hash(), verdict),
+        scan: context.scan,
+        target: context.target.to_owned(),
+        subject: ledger.subject.clone(),
+        verdict,
+        seen: ledger.seen,
+        policy: policy.hash().to_owned(),
+        ledgers: if acts { vec![ledger.ledger] } else { Vec::new() },
+        bytes: if acts { bytes } else { 0 },
+        dropped_by_load: Vec::new(),
+        offloaded_copies: Vec::new(),
+        expire: Vec::new(),
+        consume: None,
+        orphan,
+        holder: None,
+        revisit_ms: None,
+        reasons: vec![reason],
+        decided_ms: context.now_ms,
+        not_before_ms: context.now_ms,
+        expires_ms: context.now_ms.saturating_add(policy.valid_ms()),
     }
 }
 
-/// What is to be done about one ledger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum OrphanVerdict {
-    /// Delete it.
-    Delete,
-    /// Keep it: it may go later, or it is somebody's.
-    Keep,
-    /// Not looked at further: something about it is not known.
-    Skip,
-    /// Something a person should look at.
-    Report,
-}
-
-/// What the rules say of one ledger.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OrphanDecision {
-    /// What is to be done.
-    pub verdict: OrphanVerdict,
-    /// Every rule that spoke.
-    pub reasons: Vec<Reason>,
-}
-
-type Ruled = (OrphanVerdict, Reason);
-
-/// Decides what is to be done about one ledger. The same input gives the same answer.
-pub fn decide_orphan(
-    ledger: &OrphanCandidate,
-    policy: &Policy,
-    rules: &OrphanRules,
-    context: &Context<'_>,
-) -> OrphanDecision {
-    let (verdict, reason) = match judge(ledger, policy, rules, context) {
-        Ok(reason) => (OrphanVerdict::Delete, reason),
-        Err(ruled) => ruled,
-    };
-    OrphanDecision { verdict, reasons: vec![reason] }
+/// Gives a ledger that was read again what only a scan of everything can tell: the bounds on ids from before its first read, the clock,
+/// the sightings, and that its topic names nothing that is missing. What names it, its own version and its owner are those of now.
+pub fn reinstate_orphan(ledger: &mut OrphanCandidate, decision: &Decision) {
+    let Some(decided) = &decision.orphan else { return };
+    ledger.ceiling = decided.ceiling.clone();
+    ledger.clock = decided.clock;
+    ledger.sightings = decided.sightings.clone();
+    if ledger.missing.is_not_read() && ledger.owner() == Some(&decided.owner) {
+        ledger.missing = Evidence::Absent;
+    }
 }
 
 fn judge(
@@ -87,22 +87,26 @@ fn judge(
     nothing_missing(ledger)?;
     checkable(ledger, rules)?;
     seen_often(ledger, rules, context)?;
-    let mut reason = reason("orphan", format!("{}, and nothing names it", what(owner)));
-    reason.inputs.insert("owner".into(), owner.topic.clone());
+    let says = format!(
+        "{}, and nothing names it; bookies drop its data within {} s of the deletion, and `trimtab undo` brings it back only before that",
+        what(owner),
+        rules.gc_wait_s
+    );
+    let mut reason = reason("orphan", says);
     reason.inputs.insert("sightings".into(), (ledger.sightings.len() + 1).to_string());
     Ok(reason)
 }
 
 fn keep<T>(rule: &str, says: impl Into<String>) -> Result<T, Ruled> {
-    Err((OrphanVerdict::Keep, reason(rule, says)))
+    Err((Verdict::Keep, reason(rule, says)))
 }
 
 fn unknown<T>(says: impl Into<String>) -> Result<T, Ruled> {
-    Err((OrphanVerdict::Skip, reason(UNKNOWN, says)))
+    Err((Verdict::Skip, reason(UNKNOWN, says)))
 }
 
 fn report<T>(rule: &str, says: impl Into<String>) -> Result<T, Ruled> {
-    Err((OrphanVerdict::Report, reason(rule, says)))
+    Err((Verdict::Report, reason(rule, says)))
 }
 
 /// What a ledger is, for a person.
@@ -213,7 +217,7 @@ fn ours_to_judge(owner: &LedgerOwner, policy: &Policy, context: &Context<'_>) ->
         TopicClass::UnknownName => return unknown("the form of its topic's name is not recognised"),
     }
     if let Some(reason) = policy.keeps(context.target, &owner.topic, context.now_ms) {
-        return Err((OrphanVerdict::Keep, reason));
+        return Err((Verdict::Keep, reason));
     }
     match policy.rule_for(context.target, &owner.topic, true) {
         Some(rule) if rule.action == Action::Report => report("rule", format!("rule {} only reports", rule.name)),
@@ -282,9 +286,9 @@ fn seen_often(ledger: &OrphanCandidate, rules: &OrphanRules, context: &Context<'
         return keep("sightings", format!("seen unnamed by {seen} of {needed} scans"));
     }
     let first = same.iter().map(|sighting| sighting.at_ms).min().unwrap_or(context.now_ms);
-    let apart_s = context.now_ms.saturating_sub(first) / 1000;
-    if apart_s < rules.apart_s {
-        return keep("sightings", format!("first seen unnamed {apart_s} s ago, of {} s to wait", rules.apart_s));
+    let waited_s = context.now_ms.saturating_sub(first) / 1000;
+    if waited_s < rules.grace_s {
+        return keep("sightings", format!("first seen unnamed {waited_s} s ago, of {} s to wait", rules.grace_s));
     }
     Ok(())
 }
@@ -293,8 +297,26 @@ fn seen_often(ledger: &OrphanCandidate, rules: &OrphanRules, context: &Context<'
 ///
 /// # Errors
 /// The first promise that deleting it would break.
-pub fn check_orphan(ledger: &OrphanCandidate, rules: &OrphanRules, context: &Context<'_>) -> Result<(), Violation> {
+pub fn check_orphan(
+    decision: &Decision,
+    ledger: &OrphanCandidate,
+    rules: &OrphanRules,
+    now_ms: i64,
+) -> Result<(), Violation> {
     let broken = |says: &str| Err(Violation(format!("ledger {}: {says}", ledger.ledger)));
+    if decision.verdict != Verdict::DeleteOrphan {
+        return broken("only deleting it can be carried out");
+    }
+    if decision.subject != ledger.subject || decision.ledgers != [ledger.ledger] || decision.seen != ledger.seen {
+        return broken("the decision is about another ledger, or another version of it");
+    }
+    if decision.orphan.as_ref().is_none_or(|orphan| orphan.path != ledger.path || Some(&orphan.owner) != ledger.owner())
+    {
+        return broken("the decision is about another node or another owner");
+    }
+    if now_ms < decision.not_before_ms || now_ms > decision.expires_ms {
+        return broken("the decision is not valid at this moment");
+    }
     let Marks::Pulsar(LedgerOwner { class: TopicClass::User, .. }) = &ledger.marks else {
         return broken("it is not positively a ledger of a user's topic");
     };
@@ -326,13 +348,12 @@ pub fn check_orphan(ledger: &OrphanCandidate, rules: &OrphanRules, context: &Con
     let newest = [ledger.created_ms, ledger.seen.modified_ms, created_ms.unwrap_or(1), ledger.clock.written_after_ms];
     let age_ms = |now: i64| now.saturating_sub(newest.into_iter().max().unwrap_or(now));
     let zero = ledger.created_ms <= 0 || ledger.seen.modified_ms <= 0 || created_ms.is_some_and(|ms| ms <= 0);
-    if zero || age_ms(context.now_ms).min(age_ms(ledger.clock.newest_ms)) < rules.min_age_s.max(0).saturating_mul(1000)
-    {
+    if zero || age_ms(now_ms).min(age_ms(ledger.clock.newest_ms)) < rules.min_age_s.max(0).saturating_mul(1000) {
         return broken("it may be in creation, by its age");
     }
-    let earlier = || ledger.sightings.iter().filter(|s| s.seen == ledger.seen && s.scan != context.scan.id);
-    let apart_ms = rules.apart_s.max(0).saturating_mul(1000);
-    let old = earlier().any(|s| context.now_ms.saturating_sub(s.at_ms) >= apart_ms);
+    let earlier = || ledger.sightings.iter().filter(|s| s.seen == ledger.seen && s.scan != decision.scan.id);
+    let grace_ms = rules.grace_s.max(0).saturating_mul(1000);
+    let old = earlier().any(|s| now_ms.saturating_sub(s.at_ms) >= grace_ms);
     let scans: BTreeSet<_> = earlier().map(|s| s.scan).collect();
     if !old || scans.len() < rules.sightings.max(2) as usize - 1 {
         return broken("too few earlier scans have seen it so, or too short a time ago");

@@ -11,6 +11,7 @@ pub mod pulsar;
 pub mod snapshot;
 mod traits;
 mod zk;
+mod zk_writes;
 
 pub use error::{Class, TargetError, Undecodable};
 pub use pace::{Pace, PaceError};

@@ -1,4 +1,5 @@
-//! Reads from ZooKeeper: several sessions, each request paced, counted and bounded in time. Nothing here writes.
+//! Reads from ZooKeeper: several sessions, each request paced, counted and bounded in time. What writes is in
+//! `zk_writes.rs`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -130,7 +131,7 @@ struct Session {
 /// A reader with its sessions.
 pub struct Zk {
     connection: Connection,
-    options: ZkOptions,
+    pub(crate) options: ZkOptions,
     pace: Arc<Pace>,
     sessions: Vec<Session>,
     next: AtomicUsize,
@@ -263,7 +264,7 @@ impl Zk {
         Ok(connector)
     }
 
-    async fn session(&self, index: usize) -> Result<zk::Client> {
+    pub(crate) async fn session(&self, index: usize) -> Result<zk::Client> {
         let slot = &self.sessions[index % self.sessions.len()];
         if let Some(client) = slot.client.read().await.as_ref().filter(|client| !client.state().is_terminated()) {
             return Ok(client.clone());
@@ -278,7 +279,12 @@ impl Zk {
         Ok(client)
     }
 
-    async fn request<T, F>(&self, what: &'static str, path: &str, call: impl Fn(zk::Client) -> F) -> Result<Option<T>>
+    pub(crate) async fn request<T, F>(
+        &self,
+        what: &'static str,
+        path: &str,
+        call: impl Fn(zk::Client) -> F,
+    ) -> Result<Option<T>>
     where
         F: Future<Output = std::result::Result<T, zk::Error>>,
     {

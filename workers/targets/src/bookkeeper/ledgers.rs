@@ -4,8 +4,8 @@
 //! `LongHierarchicalLedgerManager` (3-4-4-4-4) of BookKeeper 4.17. BookKeeper itself deletes folders that became empty.
 
 use futures::stream::{self, StreamExt};
+use trimtab_events::Unread;
 
-use super::report::Unread;
 use super::survey::Survey;
 use super::tree::Tree;
 use crate::error::{Class, Result, TargetError};

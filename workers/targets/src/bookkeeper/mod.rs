@@ -1,21 +1,24 @@
 //! BookKeeper with its metadata in ZooKeeper: all ledgers, everything that may name one, and what is left over.
 
+mod act;
+mod inventory;
 mod ledgers;
+mod look;
 mod marks;
 mod metadata;
 mod references;
 mod referrers;
-mod report;
 mod scan;
 mod snapshot;
 mod survey;
 mod timeline;
 mod tree;
 
+pub use act::LedgerAct;
+pub use inventory::{ALL_LEDGERS, LedgerInventory, LedgerOptions, LedgerSnapshot};
 pub(crate) use ledgers::{Layout, layout_of};
 pub use metadata::{LedgerMetadata, LedgerState, full_metadata, ledger_metadata};
 pub use referrers::Others;
-pub use report::{Comparison, Kept, Missing, SurveyReport, Unread};
 pub use scan::{Surveyed, survey};
 pub use snapshot::survey_snapshot;
 pub use tree::{Named, Tree, Valued};

@@ -144,7 +144,7 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     async fn all(&mut self, others: &Others) -> Result<()> {
-        self.migration().await;
+        migration(self.tree, self.survey).await;
         self.clocks().await;
         self.policies().await?;
         self.tenants("/managed-ledgers", Trees::Managed).await?;
@@ -153,21 +153,6 @@ impl Reading<'_> {
             self.other(root, ReferenceKind::DistributedLog).await?;
         }
         self.other(&others.hedwig, ReferenceKind::Hedwig).await
-    }
-
-    /// While metadata moves to another store, and after it moved, this one does not tell the truth.
-    async fn migration(&mut self) {
-        let path = "/pulsar/migration-coordinator/migration";
-        match again(|| self.tree.get(path)).await {
-            Ok(None) => {}
-            Ok(Some((value, _))) => {
-                let phase = serde_json::from_slice::<serde_json::Value>(&value).ok();
-                let phase = phase.as_ref().and_then(|value| value["phase"].as_str()).unwrap_or("unknown").to_owned();
-                self.survey
-                    .set_broken(format!("the metadata is being moved to another store, or was ({path} says {phase})"));
-            }
-            Err(e) => self.survey.set_broken(e.to_string()),
-        }
     }
 
     /// Nodes that are written all the time tell the time. What cannot be read tells none, which makes nothing older.
@@ -233,6 +218,20 @@ impl Reading<'_> {
             all_children(tree, &path, &mut nested).await
         }
         .boxed()
+    }
+}
+
+/// While metadata moves to another store, and after it moved, this one does not tell the truth.
+pub(super) async fn migration(tree: &dyn Tree, survey: &mut Survey) {
+    let path = "/pulsar/migration-coordinator/migration";
+    match again(|| tree.get(path)).await {
+        Ok(None) => {}
+        Ok(Some((value, _))) => {
+            let phase = serde_json::from_slice::<serde_json::Value>(&value).ok();
+            let phase = phase.as_ref().and_then(|value| value["phase"].as_str()).unwrap_or("unknown").to_owned();
+            survey.set_broken(format!("the metadata is being moved to another store, or was ({path} says {phase})"));
+        }
+        Err(e) => survey.set_broken(e.to_string()),
     }
 }
 
@@ -424,13 +423,14 @@ impl ReadChildren for Topics<'_, '_> {
 }
 
 /// A topic with its cursors.
-struct Topic {
-    node: Valued,
-    cursors: Vec<(String, Valued)>,
+pub(super) struct Topic {
+    pub(super) node: Valued,
+    /// By the names of their nodes.
+    pub(super) cursors: Vec<(String, Valued)>,
 }
 
 /// A topic and all its cursors, which agree with each other. `None` when it is not there.
-async fn topic(tree: &dyn Tree, path: &str) -> std::result::Result<Option<Topic>, Incomplete> {
+pub(super) async fn topic(tree: &dyn Tree, path: &str) -> std::result::Result<Option<Topic>, Incomplete> {
     let mut why = String::new();
     for _ in 0..ROUNDS {
         let node = match tree.get(path).await {

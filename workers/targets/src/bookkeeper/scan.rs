@@ -1,11 +1,10 @@
 //! One scan of a live cluster: all ledgers, then everything that names ledgers, then what is left over.
 
 use futures::stream::{self, StreamExt};
-use trimtab_events::{Evidence, OrphanCandidate};
+use trimtab_events::{Evidence, OrphanCandidate, SurveyReport};
 
-use super::ledgers::{self, handed_out, layout_of};
+use super::ledgers::{self, Layout, handed_out, layout_of};
 use super::referrers::{self, Others};
-use super::report::SurveyReport;
 use super::survey::Survey;
 use super::tree::{Tree, again};
 use crate::error::{Class, Result, TargetError};
@@ -42,14 +41,11 @@ pub async fn survey(tree: &dyn Tree, root: &str, others: &Others, now_ms: i64) -
     let mut survey = Survey::new(root, now_ms)?;
     again(|| tree.sync()).await?;
     survey.set_handed_out(ids_handed_out(tree, root).await);
-    let layout_path = format!("{root}/LAYOUT");
-    let layout = again(|| tree.get(&layout_path)).await?.map(|(value, _)| value);
-    let known = layout_of(layout.as_deref())
-        .map_err(|why| TargetError::new(Class::Invalid, format!("reading {layout_path}"), why))?;
-    survey.set_layout(known);
-    ledgers::list(tree, root, known, &mut survey).await?;
-    if again(|| tree.get(&layout_path)).await?.map(|(value, _)| value) != layout {
-        survey.set_broken(format!("{layout_path} changed while ledgers were listed"));
+    let before = layout(tree, root).await?;
+    survey.set_layout(before.0);
+    ledgers::list(tree, root, before.0, &mut survey).await?;
+    if layout(tree, root).await? != before {
+        survey.set_broken(format!("{root}/LAYOUT changed while ledgers were listed"));
     }
     // Ledgers first, what names them afterwards: in between ledgers can only be created, and those are not in the list.
     again(|| tree.sync()).await?;
@@ -61,8 +57,17 @@ pub async fn survey(tree: &dyn Tree, root: &str, others: &Others, now_ms: i64) -
     Ok(Surveyed { survey })
 }
 
+/// How BookKeeper lays out its ledgers, and the value that says so.
+pub(super) async fn layout(tree: &dyn Tree, root: &str) -> Result<(Layout, Option<Vec<u8>>)> {
+    let path = format!("{root}/LAYOUT");
+    let value = again(|| tree.get(&path)).await?.map(|(value, _)| value);
+    let known =
+        layout_of(value.as_deref()).map_err(|why| TargetError::new(Class::Invalid, format!("reading {path}"), why))?;
+    Ok((known, value))
+}
+
 /// How many ids were handed out, as far as that can be told.
-async fn ids_handed_out(tree: &dyn Tree, root: &str) -> Evidence<i64> {
+pub(super) async fn ids_handed_out(tree: &dyn Tree, root: &str) -> Evidence<i64> {
     let path = format!("{root}/idgen");
     match again(|| tree.stat(&path)).await {
         Ok(Some(stat)) => Evidence::Present(handed_out(stat.children_version, stat.children)),

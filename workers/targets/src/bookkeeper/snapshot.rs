@@ -10,11 +10,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use trimtab_events::{Evidence, ReferenceKind};
+use trimtab_events::{Evidence, ReferenceKind, Unread};
 
 use super::ledgers::{Entry, Layout, entry, handed_out, layout_of, range_of};
 use super::referrers::{Others, namespace_state, other_references};
-use super::report::Unread;
 use super::scan::Surveyed;
 use super::survey::Survey;
 use crate::error::Result;

@@ -8,15 +8,14 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use rusqlite::{Connection, OptionalExtension, params};
 use trimtab_events::{
-    Ceiling, Evidence, Guard, GuardKind, LedgerContent, Marks, NamespaceState, OrphanCandidate, OwnedKind,
-    ReferenceKind, Seen, TargetClock, ledger_subject,
+    Ceiling, Comparison, Evidence, Guard, GuardKind, LedgerContent, LedgerReference, Marks, Missing, NamespaceState,
+    OrphanCandidate, OwnedKind, ReferenceKind, Seen, SurveyReport, TargetClock, Unread, ledger_subject,
 };
 
 use super::ledgers::Layout;
 use super::marks::{self, Owned};
 use super::metadata::{LedgerMetadata, full_metadata};
 use super::references;
-use super::report::{Comparison, Missing, SurveyReport, Unread};
 use super::timeline::{Order, Timeline};
 use crate::error::{Class, Result, TargetError};
 use crate::pulsar::metadata::{cursor_references, topic_references};
@@ -24,6 +23,8 @@ use crate::zk::Stat;
 
 /// Examples kept of each finding.
 const EXAMPLES: usize = 100;
+/// Namespaces that are named as not read completely; the report has to fit into an event.
+const INCOMPLETE: usize = 500;
 /// Ids from here on are handed out in another way.
 const LONG_FROM: i64 = i32::MAX as i64;
 /// Ledgers of one folder.
@@ -301,7 +302,7 @@ impl Survey {
                 self.report.lonely += 1;
                 lonely.execute(params![id]).map_err(failed)?;
             }
-            self.report.comparison.count(id, kinds);
+            compare(&mut self.report.comparison, id, kinds);
         }
         while let Some((at, kind, owner)) = name {
             if wanted(at, kind) {
@@ -324,6 +325,15 @@ impl Survey {
     pub(crate) fn is_lonely(&self, id: i64) -> Result<bool> {
         let mut select = self.db.prepare_cached("SELECT 1 FROM lonely WHERE id = ?").map_err(failed)?;
         select.exists(params![id]).map_err(failed)
+    }
+
+    /// What names a ledger.
+    pub(crate) fn names_of(&self, id: i64) -> Result<Vec<LedgerReference>> {
+        let select = "SELECT kind, path FROM reference JOIN owner ON owner.row = reference.owner WHERE id = ?";
+        let mut select = self.db.prepare(select).map_err(failed)?;
+        let row = |row: &rusqlite::Row<'_>| Ok(LedgerReference { kind: kind_of(row.get(0)?), by: row.get(1)? });
+        let rows = select.query_map(params![id], row).map_err(failed)?;
+        rows.collect::<rusqlite::Result<_>>().map_err(failed)
     }
 
     /// Names of ledgers that seem not to exist: paths and ids, to be looked for once more.
@@ -350,7 +360,7 @@ impl Survey {
             Ok(read) => (read, None),
             Err(why) => ((&[][..], Stat::default()), Some(why)),
         };
-        let marked = full_metadata(value).is_ok_and(|ledger| marks::owned(&ledger).is_ok());
+        let marked = owned_by(value).is_some();
         let mut insert =
             self.db.prepare_cached("INSERT INTO detail VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)").map_err(failed)?;
         insert
@@ -457,7 +467,7 @@ impl Survey {
         self.broken.as_deref().or_else(shard)
     }
 
-    fn references(&self, owned: Option<&Owned>) -> Result<Evidence<Vec<trimtab_events::LedgerReference>>> {
+    fn references(&self, owned: Option<&Owned>) -> Result<Evidence<Vec<LedgerReference>>> {
         let unknown = |why: &str| Ok(Evidence::Unknown(why.to_owned()));
         let Some(owned) = owned else {
             return self.broken.as_deref().map_or(Ok(Evidence::Absent), unknown);
@@ -534,15 +544,16 @@ impl Survey {
 
     fn finish(&mut self) -> Result<()> {
         self.report.broken = self.broken.clone();
-        self.report.unread = self.unread.clone();
+        self.report.unread = self.unread.iter().take(EXAMPLES).cloned().collect();
         let problems = self.shards.iter().filter_map(|(name, shard)| Some((name.clone(), shard.problem.clone()?)));
-        self.report.incomplete = problems.collect();
+        self.report.incomplete = problems.take(INCOMPLETE).collect();
         let without = |shard: &&String| {
             let shard = &self.shards[*shard];
             shard.topics > 0 && shard.state.is_none() && self.policies_unknown.is_none()
         };
         self.report.stray_examples.sort_unstable();
-        self.report.namespaces_missing = self.shards.keys().filter(without).cloned().collect();
+        self.report.namespaces_missing = self.shards.keys().filter(without).count() as u64;
+        self.report.namespaces_missing_examples = self.shards.keys().filter(without).take(EXAMPLES).cloned().collect();
         let count = "SELECT count(*) FROM missing WHERE known";
         self.report.missing = self.db.query_row(count, [], |row| row.get::<_, i64>(0)).map_err(failed)?.unsigned_abs();
         let select = "SELECT path, id, kind FROM missing WHERE known ORDER BY id, path LIMIT ?";
@@ -558,6 +569,11 @@ impl Survey {
     pub(crate) fn into_report(self) -> SurveyReport {
         self.report
     }
+}
+
+/// The owner that a ledger's value names, if it does.
+pub(super) fn owned_by(value: &[u8]) -> Option<Owned> {
+    full_metadata(value).ok().and_then(|ledger| marks::owned(&ledger).ok())
 }
 
 /// What a ledger's value says, or why it could not be read.
@@ -590,19 +606,13 @@ fn kind_of(number: u8) -> ReferenceKind {
     ReferenceKind::ALL.get(usize::from(number)).copied().unwrap_or(ReferenceKind::Topic)
 }
 
-impl Comparison {
-    /// Counts one ledger with the kinds of what names it.
-    fn count(&mut self, id: i64, kinds: u32) {
-        let listed = 1 << number_of(ReferenceKind::Topic) | 1 << number_of(ReferenceKind::Tiered);
-        if kinds & listed != 0 {
-            return;
-        }
-        self.naive += 1;
-        let Some(kind) = (0..8).find(|kind| kinds & (1 << kind) != 0) else { return };
-        let kept = self.named.entry(kind_of(kind).name().to_owned()).or_default();
-        kept.ledgers += 1;
-        if kept.examples.len() < 5 {
-            kept.examples.push(id);
-        }
+/// Counts one ledger with the kinds of what names it.
+fn compare(comparison: &mut Comparison, id: i64, kinds: u32) {
+    let listed = 1 << number_of(ReferenceKind::Topic) | 1 << number_of(ReferenceKind::Tiered);
+    if kinds & listed != 0 {
+        return;
     }
+    comparison.naive += 1;
+    let Some(kind) = (0..8).find(|kind| kinds & (1 << kind) != 0) else { return };
+    comparison.named.entry(kind_of(kind).name().to_owned()).or_default().add(id);
 }

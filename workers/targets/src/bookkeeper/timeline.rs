@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn many_transactions_take_bounded_memory_and_never_too_new_a_time() {
         let mut line = Timeline::new(i64::MAX);
-        let zxid = |i: i64| (i % 7 << 32) | (i * 31 % 100_003);
+        let zxid = |i: i64| ((i % 7) << 32) | (i * 31 % 100_003);
         for i in 1..100_000 {
             line.note(zxid(i), zxid(i) + 5);
         }

@@ -495,6 +495,16 @@ pub(super) fn with_subscribers<'a>(
     grouped.flatten().boxed()
 }
 
+/// What made the root of the managed ledgers, and when: the same cluster under whatever address.
+pub(crate) async fn cluster_identity(zk: &Zk) -> Result<String> {
+    let root = zk.get_full("/managed-ledgers").await?.map(|(_, stat)| (stat.czxid, stat.ctime));
+    let (zxid, at_ms) = root.ok_or_else(|| {
+        let why = "there is no such node; is the address (and its chroot) that of a Pulsar cluster?";
+        TargetError::new(Class::Invalid, "reading /managed-ledgers in ZooKeeper", why)
+    })?;
+    Ok(format!("pulsar {zxid:x}@{at_ms}"))
+}
+
 fn is_change_events(encoded: &str) -> bool {
     encoded == "__change_events" || encoded.starts_with("__change_events-partition-")
 }
@@ -519,16 +529,7 @@ fn unreadable(name: &TopicName, facts: &Namespace, settings: &Settings, error: &
 
 impl Inventory for PulsarInventory {
     fn identity(&self) -> BoxFuture<'_, Result<String>> {
-        async move {
-            // What made the root of the managed ledgers, and when: the same cluster under whatever address.
-            let root = self.zk.get_full("/managed-ledgers").await?.map(|(_, stat)| (stat.czxid, stat.ctime));
-            let (zxid, at_ms) = root.ok_or_else(|| {
-                let why = "there is no such node; is the address (and its chroot) that of a Pulsar cluster?";
-                TargetError::new(Class::Invalid, "reading /managed-ledgers in ZooKeeper", why)
-            })?;
-            Ok(format!("pulsar {zxid:x}@{at_ms}"))
-        }
-        .boxed()
+        cluster_identity(&self.zk).boxed()
     }
 
     fn shards<'a>(&'a self, scope: &'a Scope) -> BoxFuture<'a, Result<Vec<String>>> {
@@ -622,7 +623,7 @@ impl Inventory for PulsarInventory {
                 let asked = self.ask_all(&open, std::slice::from_ref(&name)).await?;
                 asked.into_iter().find_map(|item| match item {
                     Item::Candidate(Candidate::Ledger(topic)) => Some(*topic),
-                    Item::Candidate(Candidate::Subscriber(_)) | Item::Problem(_) => None,
+                    _ => None,
                 })
             } else {
                 self.topic(&open, &name, &|_| Reads::ALL).await?

@@ -25,10 +25,12 @@ pub use admin::{Admin, AdminOptions, ConnectedConsumer, SubscriptionStats};
 pub use assemble::Settings;
 pub use attach::{Binary, BinaryOptions};
 pub use backlog::{Backlog, Place, Row};
+pub(crate) use inventory::cluster_identity;
 pub use inventory::{AskPolicies, CursorNode, PulsarInventory};
 pub use metadata::{
     CursorInfo, Hole, ManagedLedger, cursor_info, cursor_references, managed_ledger_info, topic_references,
 };
 pub use names::{TopicName, ledger_id, ledger_path};
 pub use policies::{TopicLevel, TopicPolicies, topic_policies_file};
+pub(crate) use scope::ScopeFilter;
 pub use scope::check_scope;

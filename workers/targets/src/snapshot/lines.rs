@@ -97,6 +97,16 @@ pub struct Header {
     pub taken_ms: Option<i64>,
 }
 
+impl Header {
+    /// What identifies the cluster that a file is of.
+    pub(crate) fn identity(&self, file: &Path) -> String {
+        match &self.source {
+            Some(source) => format!("snapshot of {source}"),
+            None => format!("snapshot {}", file.display()),
+        }
+    }
+}
+
 pub(crate) fn header(path: &Path) -> Result<Header> {
     let mut reader = BufReader::new(decompressed(path)?);
     let mut first = Vec::new();

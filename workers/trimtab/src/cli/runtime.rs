@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use futures::future::{BoxFuture, FutureExt};
 use trimtab_bus::{Bus, BusOptions, InProcess, SqliteStore, Store};
 use trimtab_events::{LedgerCandidate, Retention};
+use trimtab_targets::bookkeeper::{LedgerAct, LedgerInventory, LedgerOptions, Others};
 use trimtab_targets::hedwig::{self, HedwigAct, HedwigInventory, HubOptions, Hubs, Trust};
 use trimtab_targets::pulsar::wire::TlsOptions;
 use trimtab_targets::pulsar::{
@@ -38,7 +39,26 @@ pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyh
             Ok(Live { inventory, act, pace })
         }
         System::Hedwig => hedwig_region(config).await,
+        System::Bookkeeper => ledgers(config).await,
     }
+}
+
+/// Connects to the metadata of the configured Pulsar cluster's ledgers.
+async fn ledgers(config: &Config) -> anyhow::Result<Live> {
+    let address = config.pulsar.metadata.as_deref();
+    let (zk, pace) = reader(config, address, "pulsar").await?;
+    // The look before an act goes through sessions of its own, under the same limit.
+    let again = connect(config, address, "pulsar", pace.clone()).await?;
+    let inventory = Arc::new(LedgerInventory::new(zk, again, ledger_options(config)));
+    let act = Arc::new(LedgerAct::new(inventory.clone()));
+    Ok(Live { inventory, act, pace })
+}
+
+/// Where the ledgers are, and what else may name them.
+pub(crate) fn ledger_options(config: &Config) -> LedgerOptions {
+    let bookkeeper = &config.bookkeeper;
+    let others = Others { distributed_logs: bookkeeper.distributed_logs.clone(), hedwig: bookkeeper.hedwig.clone() };
+    LedgerOptions { root: config.pulsar.ledgers_root.clone(), others }
 }
 
 /// Connects to the configured region of Hedwig.
@@ -78,6 +98,11 @@ pub(crate) fn hedwig_settings(config: &Config) -> hedwig::Settings {
 
 /// A reader of a system's ZooKeeper, with its part of the limit.
 async fn reader(config: &Config, address: Option<&str>, system: &str) -> anyhow::Result<(Zk, Arc<Pace>)> {
+    let pace = Arc::new(Pace::new(config.limits.metadata_rate).map_err(|e| Usage(e.to_string()))?);
+    Ok((connect(config, address, system, pace.clone()).await?, pace))
+}
+
+async fn connect(config: &Config, address: Option<&str>, system: &str, pace: Arc<Pace>) -> anyhow::Result<Zk> {
     let address = address.ok_or_else(|| {
         let scheme = if system == "pulsar" { "zk" } else { "hedwig+zk" };
         Usage(format!(
@@ -86,9 +111,8 @@ async fn reader(config: &Config, address: Option<&str>, system: &str) -> anyhow:
     })?;
     let mut connection = Connection::parse(address).map_err(|e| Usage(e.to_string()))?;
     secure(&mut connection, config)?;
-    let pace = Arc::new(Pace::new(config.limits.metadata_rate).map_err(|e| Usage(e.to_string()))?);
     let options = ZkOptions { sessions: config.limits.sessions, window: config.limits.window, ..ZkOptions::default() };
-    Ok((Zk::connect(connection, options, pace.clone()).await?, pace))
+    Ok(Zk::connect(connection, options, pace).await?)
 }
 
 /// A Pulsar cluster.
