@@ -10,5 +10,7 @@ mod fake;
 mod faults;
 #[path = "orphans/properties.rs"]
 mod properties;
+#[path = "orphans/real.rs"]
+mod real;
 #[path = "orphans/world.rs"]
 mod world;

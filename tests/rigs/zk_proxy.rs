@@ -117,15 +117,51 @@ pub struct Request {
 pub struct Record {
     start: Instant,
     requests: Arc<Mutex<Vec<Request>>>,
+    held: Arc<Mutex<Held>>,
+}
+
+/// A request to be held back, and whether it came.
+#[derive(Debug, Default)]
+struct Held {
+    wanted: Option<(Op, String)>,
+    came: bool,
 }
 
 impl Default for Record {
     fn default() -> Self {
-        Self { start: Instant::now(), requests: Arc::default() }
+        Self { start: Instant::now(), requests: Arc::default(), held: Arc::default() }
     }
 }
 
 impl Record {
+    /// Holds back the next request of this kind about a path that begins so, and everything that its connection sends after it: as if the
+    /// client had died just before. Needs clients that send requests one by one (no batches).
+    pub fn hold(&self, op: Op, path: &str) {
+        *self.held() = Held { wanted: Some((op, path.to_owned())), came: false };
+    }
+
+    /// Whether the request to be held back came.
+    pub fn holds(&self) -> bool {
+        self.held().came
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the request to be held back; it is no longer wanted then.
+    fn catches(&self, op: Op, paths: &[String]) -> bool {
+        let mut held = self.held();
+        let caught = held
+            .wanted
+            .as_ref()
+            .is_some_and(|(wanted, begin)| *wanted == op && paths.iter().any(|path| path.starts_with(begin.as_str())));
+        if caught {
+            *held = Held { wanted: None, came: true };
+        }
+        caught
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Request>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -239,11 +275,13 @@ struct Frames {
     greeted: bool,
     /// A four-letter command instead of a session: there are no frames.
     plain: bool,
+    /// A request was held back.
+    stuck: bool,
 }
 
 impl Frames {
     fn new(record: Record) -> Self {
-        Self { record, buffer: Vec::new(), greeted: false, plain: false }
+        Self { record, buffer: Vec::new(), greeted: false, plain: false, stuck: false }
     }
 
     fn note(&mut self, op: Op, body: &[u8]) {
@@ -256,6 +294,7 @@ impl Frames {
             op if op.housekeeping() => (1, vec![]),
             _ => (1, reader.string().into_iter().collect()),
         };
+        self.stuck |= self.record.catches(op, &paths);
         let at = self.record.start.elapsed();
         self.record.lock().push(Request { at, op, weight, paths });
     }
@@ -290,6 +329,10 @@ impl Tap for Frames {
             }
         }
         self.buffer = rest.to_vec();
+    }
+
+    fn passes(&self) -> bool {
+        !self.stuck
     }
 }
 
