@@ -134,8 +134,8 @@ impl Default for Record {
 }
 
 impl Record {
-    /// Holds back the next request of this kind about a path that begins so, and everything that its connection sends after it: as if the
-    /// client had died just before. Needs clients that send requests one by one (no batches).
+    /// Holds back the next request of this kind about a path that begins so, alone or in a batch, and everything that its connection sends
+    /// after it: as if the client had died just before.
     pub fn hold(&self, op: Op, path: &str) {
         *self.held() = Held { wanted: Some((op, path.to_owned())), came: false };
     }
@@ -150,12 +150,11 @@ impl Record {
     }
 
     /// Whether this is the request to be held back; it is no longer wanted then.
-    fn catches(&self, op: Op, paths: &[String]) -> bool {
+    fn catches(&self, parts: &[(Op, String)]) -> bool {
         let mut held = self.held();
-        let caught = held
-            .wanted
-            .as_ref()
-            .is_some_and(|(wanted, begin)| *wanted == op && paths.iter().any(|path| path.starts_with(begin.as_str())));
+        let caught = held.wanted.as_ref().is_some_and(|(wanted, begin)| {
+            parts.iter().any(|(op, path)| op == wanted && path.starts_with(begin.as_str()))
+        });
         if caught {
             *held = Held { wanted: None, came: true };
         }
@@ -286,15 +285,16 @@ impl Frames {
 
     fn note(&mut self, op: Op, body: &[u8]) {
         let mut reader = Jute(body);
-        let (weight, paths) = match op {
+        let (weight, parts) = match op {
             Op::Multi | Op::MultiRead => {
-                let paths = reader.batch();
-                (paths.len() as u64, paths)
+                let parts = reader.batch();
+                (parts.len() as u64, parts)
             }
             op if op.housekeeping() => (1, vec![]),
-            _ => (1, reader.string().into_iter().collect()),
+            _ => (1, reader.string().map(|path| (op, path)).into_iter().collect()),
         };
-        self.stuck |= self.record.catches(op, &paths);
+        self.stuck |= self.record.catches(&parts);
+        let paths = parts.into_iter().map(|(_, path)| path).collect();
         let at = self.record.start.elapsed();
         self.record.lock().push(Request { at, op, weight, paths });
     }
@@ -363,20 +363,21 @@ impl Jute<'_> {
         self.bytes().map(|b| String::from_utf8_lossy(b).into_owned())
     }
 
-    /// The paths of the parts of a batch. Each part has a kind, a flag that says "that was all", and an unused number.
-    fn batch(&mut self) -> Vec<String> {
-        let mut paths = Vec::new();
+    /// The parts of a batch, with their paths. Each part has a kind, a flag that says "that was all", and an unused number.
+    fn batch(&mut self) -> Vec<(Op, String)> {
+        let mut parts = Vec::new();
         while let (Some(kind), Some(end), Some(_)) = (self.int(), self.take(1).map(|b| b[0] != 0), self.int()) {
             if end {
                 break;
             }
             let Some(path) = self.string() else { break };
-            paths.push(path);
-            if self.skip_part(Op::from_number(kind)).is_none() {
+            let op = Op::from_number(kind);
+            parts.push((op, path));
+            if self.skip_part(op).is_none() {
                 break;
             }
         }
-        paths
+        parts
     }
 
     fn skip_part(&mut self, op: Op) -> Option<()> {

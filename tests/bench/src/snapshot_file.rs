@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use crate::orphans::EACH;
 use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -27,6 +28,17 @@ struct Writer {
 }
 
 impl Writer {
+    fn create(path: &Path, behind: bool) -> Result<Writer> {
+        let file = BufWriter::with_capacity(1 << 20, File::create(path).with_context(|| path.display().to_string())?);
+        let out = flate2::write::GzEncoder::new(file, flate2::Compression::default());
+        Ok(Writer { out, lines: 0, zxid: 0x1_0000_0000, state: 0x9e37_79b9_7f4a_7c15, behind })
+    }
+
+    fn finish(self) -> Result<()> {
+        self.out.finish()?.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+        Ok(())
+    }
+
     /// A number that gzip cannot guess.
     fn random(&mut self) -> u64 {
         self.state ^= self.state << 13;
@@ -53,9 +65,7 @@ impl Writer {
 
 /// Writes a file of so many topics, 1 % of them with something to reclaim; with `behind`, the subscribers of all others hold three ledgers.
 pub(crate) fn write(path: &Path, topics: u64, behind: bool) -> Result<()> {
-    let file = BufWriter::with_capacity(1 << 20, File::create(path).with_context(|| path.display().to_string())?);
-    let out = flate2::write::GzEncoder::new(file, flate2::Compression::default());
-    let mut to = Writer { out, lines: 0, zxid: 0x1_0000_0000, state: 0x9e37_79b9_7f4a_7c15, behind };
+    let mut to = Writer::create(path, behind)?;
     let header = format!("\"order\":\"scan-1\",\"source\":\"pulsar 2@1\",\"taken_ms\":{TAKEN_MS},");
     to.node("/", b"", 9, TAKEN_MS, &header)?;
     let layout = "2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1";
@@ -73,8 +83,7 @@ pub(crate) fn write(path: &Path, topics: u64, behind: bool) -> Result<()> {
     }
     let end = format!("\"end\":{},", to.lines + 1);
     to.node("/", b"", 9, TAKEN_MS, &end)?;
-    to.out.finish()?.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
-    Ok(())
+    to.finish()
 }
 
 fn namespace(to: &mut Writer, first: u64, topics: u64) -> Result<()> {
@@ -113,6 +122,81 @@ fn topic(to: &mut Writer, shard: &str, index: u64) -> Result<()> {
     let stands = if to.behind && !due { first_ledger } else { last };
     let cursor = Proto::default().int(1, -1).int(2, stands).int(3, 4).int(6, newest - 40 * DAY_MS);
     to.node(&format!("{path}/subscription-{}", index % 7), &cursor.0, 0, newest, "")
+}
+
+/// Writes a file of a whole tree with so many ledgers, five to a topic, in an order of its own as dumps have it: every twentieth topic does
+/// not list one of its ledgers.
+pub(crate) fn write_ledgers(path: &Path, ledgers: u64) -> Result<()> {
+    const FIRST: u64 = 10_000;
+    let mut to = Writer::create(path, false)?;
+    let (topics, old) = (ledgers / EACH, TAKEN_MS - 30 * DAY_MS);
+    let namespaces = topics.div_ceil(NAMESPACE);
+    let folders = ledgers.div_ceil(10_000);
+    let tops = (FIRST + ledgers).div_ceil(100_000_000);
+    to.node("/", b"", 6, TAKEN_MS, &format!("\"source\":\"pulsar 2@1\",\"taken_ms\":{TAKEN_MS},"))?;
+    for (path, children) in [
+        ("/admin", 1),
+        ("/admin/policies", 1),
+        ("/loadbalance", 1),
+        ("/loadbalance/brokers", 1),
+        ("/loadbalance/brokers/b:8080", 0),
+        ("/managed-ledgers", 1),
+        ("/managed-ledgers/tenant", namespaces),
+        ("/admin/policies/tenant", namespaces),
+        ("/pulsar", 0),
+        ("/schemas", 0),
+        ("/ledgers", 2 + tops),
+        ("/ledgers/available", 0),
+    ] {
+        to.node(path, b"", children, TAKEN_MS - 60_000, "")?;
+    }
+    let handed_out = 2 * (FIRST + ledgers + 1);
+    to.lines += 1;
+    writeln!(
+        to.out,
+        "{{\"ctime\":{old},\"cversion\":{handed_out},\"czxid\":2,\"data\":\"\",\"ephemeralOwner\":0,\"mtime\":{old},\"mzxid\":2,\
+         \"numChildren\":0,\"path\":\"/ledgers/idgen\",\"version\":0}}"
+    )?;
+    to.node("/ledgers/00", b"", folders, TAKEN_MS, "")?;
+    for index in 0..ledgers {
+        let id = (FIRST + index) as i64;
+        if index % 10_000 == 0 {
+            let parent = formats::ledger_path(id);
+            let children = (ledgers - index).min(10_000);
+            to.node(&parent[..parent.len() - "/L0000".len()], b"", children, old, "")?;
+        }
+        let topic = index / EACH;
+        let metadata = ledger_metadata(to.random(), &shard(topic), &name(topic), old);
+        to.node(&formats::ledger_path(id), &metadata, 0, old, "")?;
+    }
+    let policies = br#"{"replication_clusters":["rig"],"retention_policies":{"retentionTimeInMinutes":10080,"retentionSizeInMB":-1}}"#;
+    for namespace in 0..namespaces {
+        let first = namespace * NAMESPACE;
+        let path = shard(first);
+        to.node(&format!("/admin/policies/{path}"), policies, 0, old, "")?;
+        to.node(&format!("/managed-ledgers/{path}"), b"", 1, old, "")?;
+        let within = NAMESPACE.min(topics - first);
+        to.node(&format!("/managed-ledgers/{path}/persistent"), b"", within, old, "")?;
+        for topic in first..first + within {
+            let mut listed: Vec<i64> = (0..EACH).map(|k| (FIRST + topic * EACH + k) as i64).collect();
+            if topic % 20 == 0 {
+                listed.remove(2);
+            }
+            let node = format!("/managed-ledgers/{path}/persistent/{}", name(topic));
+            to.node(&node, &formats::managed_ledger(&listed), 1, old, "")?;
+            to.node(&format!("{node}/subscription"), &formats::cursor(-1, None, &[]), 0, old, "")?;
+        }
+    }
+    to.finish()
+}
+
+/// `tenant/namespace` of a topic in a file of ledgers.
+fn shard(topic: u64) -> String {
+    format!("tenant/ns{:05}", topic / NAMESPACE)
+}
+
+fn name(topic: u64) -> String {
+    format!("events-{topic:07}")
 }
 
 /// A closed ledger of a topic.

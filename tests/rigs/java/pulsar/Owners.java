@@ -135,7 +135,7 @@ public final class Owners {
 
     private Namespace packages() throws Exception {
         if (packages == null) {
-            InternalConfigurationData where = new InternalConfigurationData("zk:" + zkAddress, "zk:" + zkAddress, "/ledgers",
+            InternalConfigurationData where = new InternalConfigurationData(zkAddress, zkAddress, "/ledgers",
                     null, null);
             URI uri = WorkerUtils.initializeDlogNamespace(where);
             WorkerConfig config = new WorkerConfig();

@@ -76,7 +76,7 @@ impl Survey {
         // An empty name is a temporary database: on disk where it does not fit the cache, removed when it is closed.
         let db = Connection::open("").map_err(failed)?;
         db.execute_batch(
-            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-32768; PRAGMA temp_store=FILE;
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-4096; PRAGMA temp_store=FILE;
              CREATE TABLE ledger(id INTEGER);
              CREATE TABLE owner(row INTEGER PRIMARY KEY, path TEXT, version INTEGER, created INTEGER, modified INTEGER,
                  modified_ms INTEGER, hides INTEGER);
