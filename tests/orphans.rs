@@ -8,6 +8,8 @@ mod cases;
 mod fake;
 #[path = "orphans/faults.rs"]
 mod faults;
+#[path = "orphans/look.rs"]
+mod look;
 #[path = "orphans/properties.rs"]
 mod properties;
 #[path = "orphans/real.rs"]

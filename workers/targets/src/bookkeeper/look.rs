@@ -17,7 +17,7 @@ use crate::pulsar::names::encode;
 ///
 /// # Errors
 /// When the ledger cannot be read. What else cannot be read leaves what it concerns unknown.
-pub(super) async fn look(tree: &dyn Tree, root: &str, id: i64, now_ms: i64) -> Result<Option<OrphanCandidate>> {
+pub async fn look(tree: &dyn Tree, root: &str, id: i64, now_ms: i64) -> Result<Option<OrphanCandidate>> {
     let mut survey = Survey::new(root, now_ms)?;
     again(|| tree.sync()).await?;
     let generation = tree.generation();

@@ -17,6 +17,7 @@ mod tree;
 pub use act::LedgerAct;
 pub use inventory::{ALL_LEDGERS, LedgerInventory, LedgerOptions, LedgerSnapshot};
 pub(crate) use ledgers::{Layout, layout_of};
+pub use look::look;
 pub use metadata::{LedgerMetadata, LedgerState, full_metadata, ledger_metadata};
 pub use referrers::Others;
 pub use scan::{Surveyed, survey};
