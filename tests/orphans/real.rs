@@ -27,6 +27,8 @@ struct Ground {
     owners: JavaClient,
     /// Before ZooKeeper, for trimtab.
     proxy: ZkProxy,
+    /// Before ZooKeeper, for the broker.
+    broker: ZkProxy,
     state: tempfile::TempDir,
     began: Instant,
 }
@@ -110,7 +112,7 @@ fn torn(mess: Mess) -> (Ground, i64, BTreeSet<i64>) {
     let (client, owners) = (rig.client().unwrap(), rig.owners().unwrap());
     let proxy = ZkProxy::start(&rig.zk()).unwrap();
     let state = tempfile::tempdir().unwrap();
-    let mut ground = Ground { rig, client, owners, proxy, state, began: Instant::now() };
+    let mut ground = Ground { rig, client, owners, proxy, broker, state, began: Instant::now() };
     step(&ground, "broker");
     ground.rest("PUT", "namespaces/attic/torn", Some(r#"{"bundles":{"numBundles":1}}"#));
     ground.client.run_all(["sub attic/torn/made s", "produce attic/torn/made 5 100", "sub attic/torn/cut s"]).unwrap();
@@ -119,9 +121,9 @@ fn torn(mess: Mess) -> (Ground, i64, BTreeSet<i64>) {
     step(&ground, "a transaction has begun");
     // It dies after a full ledger's successor was made, and before the list names it.
     let before = ground.ledgers();
-    broker.record().hold(Op::SetData, "/managed-ledgers/attic/torn/persistent/made");
+    ground.broker.record().hold(Op::SetData, "/managed-ledgers/attic/torn/persistent/made");
     ground.client.run("bg x produce attic/torn/made 12 100").unwrap();
-    ground.until("held back", |_| broker.record().holds());
+    ground.until("held back", |g| g.broker.record().holds());
     let made: Vec<i64> = ground.ledgers().difference(&before).copied().collect();
     assert_eq!(made.len(), 1, "{made:?}");
     ground.rig.kill9(Part::Broker).unwrap();
@@ -129,9 +131,9 @@ fn torn(mess: Mess) -> (Ground, i64, BTreeSet<i64>) {
     step(&ground, "a broker died after it made a ledger");
     // It dies after it took read ledgers off the list, and before it deletes them.
     let listed = ground.listed("attic/torn/persistent/cut");
-    broker.record().hold(Op::Delete, &path_of(listed[0]));
+    ground.broker.record().hold(Op::Delete, &path_of(listed[0]));
     ground.client.run("bg y consume attic/torn/cut s 25").unwrap();
-    ground.until("held back", |_| broker.record().holds());
+    ground.until("held back", |g| g.broker.record().holds());
     let left = ground.listed("attic/torn/persistent/cut");
     let cut: BTreeSet<i64> = listed.iter().copied().filter(|id| !left.contains(id)).collect();
     assert!(!cut.is_empty(), "{listed:?} {left:?}");
