@@ -159,11 +159,7 @@ fn exactly_the_orphans_go_and_every_owner_goes_on() {
     let (mut ground, made, cut) = torn(mess);
     assert!(!cut.is_empty());
 
-    // Owners at work: a package of a function, a transaction in the middle, messages that are due later.
-    let package = ground.owners.run("package-put t/n/f/code.jar 300000").unwrap_or_else(|e| {
-        eprintln!("{e:#}");
-        String::new()
-    });
+    // Owners at work: a transaction in the middle, messages that are due later.
     ground.client.run_all(["sub attic/torn/tx s", "sub attic/torn/soon s"]).unwrap();
     ground.client.run_all(["produce attic/torn/soon 30 100 delay=30000", "peek attic/torn/soon s"]).unwrap();
     // The ceiling: ids above the highest that is named may be in creation.
@@ -240,7 +236,7 @@ fn exactly_the_orphans_go_and_every_owner_goes_on() {
     });
     step(&ground, "the bookie collected them");
 
-    owners_go_on(&mut ground, &package);
+    owners_go_on(&mut ground);
 
     // What nobody could tell before: the ledger of the writer that died is recovered, the cursor's topic is closed.
     ground.owners.run(&format!("recover {made}")).unwrap();
@@ -256,10 +252,7 @@ fn exactly_the_orphans_go_and_every_owner_goes_on() {
 }
 
 /// Everybody who owns a ledger gets out of it what is in it.
-fn owners_go_on(ground: &mut Ground, package: &str) {
-    if !package.is_empty() {
-        assert_eq!(ground.owners.run("package-get t/n/f/code.jar").unwrap(), package);
-    }
+fn owners_go_on(ground: &mut Ground) {
     for version in [0, 1] {
         let schema = ground.rest("GET", &format!("schemas/attic/schema/t/schema/{version}"), None);
         assert!(schema.contains("number"), "{schema}");
@@ -267,7 +260,7 @@ fn owners_go_on(ground: &mut Ground, package: &str) {
     assert_eq!(ground.owners.run("compacted attic/compact/t").unwrap(), "keys=5 messages=5");
     ground.owners.run_all(["txn-produce x attic/torn/tx 2", "txn-commit x"]).unwrap();
     assert_eq!(ground.client.run("drain attic/torn/tx s").unwrap().split(' ').count(), 5);
-    step(ground, "package, schemas, compacted topic, transaction");
+    step(ground, "schemas, compacted topic, transaction");
     // Acknowledged in part, and positions in cursor ledgers of a broker that was killed.
     let crashed = ground.client.run("drain attic/crash/t slow").unwrap();
     assert!(crashed.split(' ').count() >= 40, "{crashed}");

@@ -1,9 +1,6 @@
 import java.io.BufferedReader;
-import java.io.ByteArrayInputStream;
-import java.io.ByteArrayOutputStream;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
-import java.net.URI;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -12,30 +9,22 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.TimeUnit;
-import java.util.zip.CRC32;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.LedgerHandle;
 import org.apache.bookkeeper.conf.ClientConfiguration;
-import org.apache.distributedlog.api.namespace.Namespace;
-import org.apache.distributedlog.api.namespace.NamespaceBuilder;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.Reader;
 import org.apache.pulsar.client.api.transaction.Transaction;
-import org.apache.pulsar.common.conf.InternalConfigurationData;
-import org.apache.pulsar.functions.worker.WorkerConfig;
-import org.apache.pulsar.functions.worker.WorkerUtils;
 
 /**
- * What the owners of ledgers still get out of them: compacted topics, transactions that go on, packages of functions. Started and
- * told what to do like RigClient.
+ * What the owners of ledgers still get out of them: compacted topics, transactions that go on. Started and told what to do like
+ * RigClient.
  *
  *   compacted TOPIC                  reads it compacted, to its end: keys and messages
  *   txn-begin NAME    txn-produce NAME TOPIC COUNT    txn-commit NAME
- *   package-put PATH BYTES           as a functions worker stores it; its checksum
- *   package-get PATH                 its checksum
  *   recover ID                       closes a ledger whose writer died; its entries
  */
 public final class Owners {
@@ -43,7 +32,6 @@ public final class Owners {
     private final String zkAddress;
     private final Map<String, Transaction> transactions = new HashMap<>();
     private PulsarClient pulsar;
-    private Namespace packages;
 
     private Owners(String[] args) {
         service = args[0];
@@ -89,15 +77,6 @@ public final class Owners {
             case "txn-commit":
                 transactions.remove(w[1]).commit().get(60, TimeUnit.SECONDS);
                 return "";
-            case "package-put":
-                byte[] bytes = new byte[Integer.parseInt(w[2])];
-                new java.util.Random(1).nextBytes(bytes);
-                WorkerUtils.uploadToBookKeeper(packages(), new ByteArrayInputStream(bytes), w[1]);
-                return checksum(bytes);
-            case "package-get":
-                ByteArrayOutputStream out = new ByteArrayOutputStream();
-                WorkerUtils.downloadFromBookkeeper(packages(), out, w[1]);
-                return checksum(out.toByteArray());
             case "recover":
                 try (BookKeeper bookkeeper =
                         new BookKeeper(new ClientConfiguration().setMetadataServiceUri("metadata-store:zk:" + zkAddress));
@@ -131,23 +110,5 @@ public final class Owners {
             }
         }
         return "keys=" + keys.size() + " messages=" + all.size();
-    }
-
-    private Namespace packages() throws Exception {
-        if (packages == null) {
-            InternalConfigurationData where = new InternalConfigurationData(zkAddress, zkAddress, "/ledgers",
-                    null, null);
-            URI uri = WorkerUtils.initializeDlogNamespace(where);
-            WorkerConfig config = new WorkerConfig();
-            config.setNumFunctionPackageReplicas(1);
-            packages = NamespaceBuilder.newBuilder().conf(WorkerUtils.getDlogConf(config)).clientId("rig").uri(uri).build();
-        }
-        return packages;
-    }
-
-    private static String checksum(byte[] bytes) {
-        CRC32 crc = new CRC32();
-        crc.update(bytes);
-        return bytes.length + ":" + crc.getValue();
     }
 }

@@ -57,6 +57,14 @@ impl LedgerInventory {
         &self.again
     }
 
+    pub(super) fn zk(&self) -> &Zk {
+        &self.zk
+    }
+
+    pub(super) fn others(&self) -> &Others {
+        &self.options.others
+    }
+
     pub(super) fn root(&self) -> &str {
         &self.options.root
     }

@@ -1,6 +1,7 @@
 //! BookKeeper with its metadata in ZooKeeper: all ledgers, everything that may name one, and what is left over.
 
 mod act;
+mod dump;
 mod inventory;
 mod ledgers;
 mod look;
@@ -15,6 +16,7 @@ mod timeline;
 mod tree;
 
 pub use act::LedgerAct;
+pub use dump::write;
 pub use inventory::{ALL_LEDGERS, LedgerInventory, LedgerOptions, LedgerSnapshot};
 pub(crate) use ledgers::{Layout, layout_of};
 pub use look::look;

@@ -454,7 +454,7 @@ impl Pass<'_> {
 }
 
 /// Every tree that must be in a snapshot, or be shown not to exist.
-fn needed(root: &str, others: &Others) -> Vec<String> {
+pub(super) fn needed(root: &str, others: &Others) -> Vec<String> {
     let fixed = [root, MANAGED, SCHEMAS, POLICIES, MIGRATION, &others.hedwig];
     fixed.iter().map(|tree| (*tree).to_owned()).chain(others.distributed_logs.iter().cloned()).collect()
 }

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use futures::StreamExt;
 use trimtab_events::{Outcome, PLAN_FORMAT, Plan, PlanItem, PlanTotals, ScanRef, Scope, Status};
 use trimtab_policy::Policy;
-use trimtab_targets::bookkeeper::LedgerSnapshot;
+use trimtab_targets::bookkeeper::{self, LedgerSnapshot};
 use trimtab_targets::hedwig::HedwigSnapshot;
 use trimtab_targets::pulsar::snapshot::{Snapshot, write};
 use trimtab_targets::{Inventory, Mode};
@@ -400,6 +400,13 @@ impl Applied {
 pub(crate) async fn snapshot(context: &Context, args: SnapshotArgs) -> anyhow::Result<Exit> {
     let mut config = context.global.config()?;
     args.source.apply(&mut config)?;
+    if config.system == System::Bookkeeper {
+        let (inventory, _) = runtime::ledger_inventory(&config).await?;
+        let totals = bookkeeper::write(&inventory, &args.out, Clock::system().now_ms()).await?;
+        let (lines, operations) = (totals.lines, inventory.operations());
+        println!("{}: {lines} lines, {operations} metadata operations", args.out.display());
+        return Ok(Exit::Done);
+    }
     let live = runtime::pulsar(&config, None).await?;
     let totals = write(&live.inventory, &args.scope.scope(), &args.out, Clock::system().now_ms()).await?;
     println!(

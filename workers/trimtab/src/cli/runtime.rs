@@ -43,15 +43,19 @@ pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyh
     }
 }
 
-/// Connects to the metadata of the configured Pulsar cluster's ledgers.
 async fn ledgers(config: &Config) -> anyhow::Result<Live> {
+    let (inventory, pace) = ledger_inventory(config).await?;
+    let act = Arc::new(LedgerAct::new(inventory.clone()));
+    Ok(Live { inventory, act, pace })
+}
+
+/// Connects to the metadata of the configured Pulsar cluster's ledgers.
+pub(crate) async fn ledger_inventory(config: &Config) -> anyhow::Result<(Arc<LedgerInventory>, Arc<Pace>)> {
     let address = config.pulsar.metadata.as_deref();
     let (zk, pace) = reader(config, address, "pulsar").await?;
     // The look before an act goes through sessions of its own, under the same limit.
     let again = connect(config, address, "pulsar", pace.clone()).await?;
-    let inventory = Arc::new(LedgerInventory::new(zk, again, ledger_options(config)));
-    let act = Arc::new(LedgerAct::new(inventory.clone()));
-    Ok(Live { inventory, act, pace })
+    Ok((Arc::new(LedgerInventory::new(zk, again, ledger_options(config))), pace))
 }
 
 /// Where the ledgers are, and what else may name them.
