@@ -33,7 +33,7 @@ async fn topics(path: &Path, settings: Settings) -> (Vec<LedgerCandidate>, Vec<S
     while let Some(item) = items.next().await {
         match item.unwrap() {
             Item::Candidate(Candidate::Ledger(topic)) => topics.push(*topic),
-            Item::Candidate(other) => panic!("not asked for: {other:?}"),
+            other @ (Item::Candidate(_) | Item::Surveyed(_)) => panic!("not asked for: {other:?}"),
             Item::Problem(problem) => problems.push(problem),
         }
     }

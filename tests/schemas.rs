@@ -95,11 +95,23 @@ fn every_example_of_every_version_parses_and_fits_its_schema() {
     assert!(examples.iter().any(|(_, document)| document.get("format_version").is_some()), "no example of a plan");
 }
 
+#[test]
+fn every_event_belongs_to_a_queue() {
+    for (path, document) in examples() {
+        if document.get("format_version").is_none() {
+            let event = Event::from_bytes(document.to_string().as_bytes()).unwrap();
+            assert!(trimtab_bus::Role::of(&event).is_some(), "{}", path.display());
+        }
+    }
+}
+
 /// Paths of all objects in a document that are not maps from free names to values.
 fn objects(value: &Value, at: &str, out: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
-            let free = ["inputs", "verdicts", "failed_shards"].iter().any(|name| at.ends_with(&format!("/{name}")));
+            let free = ["inputs", "verdicts", "failed_shards", "references", "incomplete", "named", "kept"]
+                .iter()
+                .any(|name| at.ends_with(&format!("/{name}")));
             if !free {
                 out.push(at.to_owned());
             }

@@ -205,7 +205,9 @@ fn read_file(path: &Path, settings: Settings) -> Result<Read, String> {
     for item in items {
         match item.map_err(|e| e.to_string())? {
             Item::Problem(problem) => read.problems.push(problem),
-            Item::Candidate(Candidate::Subscriber(log)) => panic!("not asked for: {log:?}"),
+            other @ (Item::Candidate(Candidate::Subscriber(_) | Candidate::Orphan(_)) | Item::Surveyed(_)) => {
+                panic!("not asked for: {other:?}")
+            }
             Item::Candidate(Candidate::Ledger(topic)) => {
                 let decision = decide(&topic, &policy, &context);
                 check(&decision, &topic, NOW_MS).unwrap();

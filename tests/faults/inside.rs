@@ -253,6 +253,7 @@ impl<'a> Process<'a> {
     pub(crate) async fn run(&self) -> Result<Ran, Failure> {
         let scanner = Scanner::new(ScannerParts {
             target: TARGET.to_owned(),
+            cluster: TARGET.to_owned(),
             inventory: Arc::new(self.client.clone()),
             policy: policy(),
             caps: self.caps(),
@@ -295,6 +296,7 @@ impl<'a> Process<'a> {
     pub(crate) async fn plan(&self) -> Result<(Vec<PlanItem>, trimtab::plan::Planned), trimtab_targets::TargetError> {
         let policy = policy();
         let planning = Planning {
+            sightings: None,
             inventory: &self.client,
             policy: &policy,
             target: TARGET,

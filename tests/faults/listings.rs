@@ -40,6 +40,7 @@ async fn plan(address: &str) -> Result<(Items, Planned), TargetError> {
     inventory.identity().await?;
     let policy = Policy::new(PolicyConfig { protect: Vec::new(), ..PolicyConfig::default() }, "test").unwrap();
     let planning = Planning {
+        sightings: None,
         inventory: &inventory,
         policy: &policy,
         target: "pulsar",

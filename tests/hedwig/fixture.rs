@@ -150,6 +150,7 @@ async fn read(path: &Path) -> Result<(Vec<String>, Vec<String>), String> {
         match item {
             Item::Candidate(candidate) => found.push(candidate.subject().to_owned()),
             Item::Problem(problem) => problems.push(problem),
+            Item::Surveyed(survey) => panic!("not asked for: {survey:?}"),
         }
     }
     Ok((found, problems))

@@ -20,6 +20,12 @@ enum Mode {
 pub trait Tap: Send {
     /// The next bytes from the client.
     fn client_sent(&mut self, bytes: &[u8]);
+
+    /// Whether what was seen last may go on to the target. If not, nothing of the client does any more: it waits for an answer that never
+    /// comes.
+    fn passes(&self) -> bool {
+        true
+    }
 }
 
 impl<F: FnMut(&[u8]) + Send> Tap for F {
@@ -180,21 +186,26 @@ fn serve(
     let (back_from, back_to) = (server.try_clone()?, client.try_clone()?);
     let there = Arc::clone(shared);
     let back = Arc::clone(shared);
-    std::thread::spawn(move || pump(number, client, server, &there, |b| tap.client_sent(b)));
-    std::thread::spawn(move || pump(number, back_from, back_to, &back, |_| {}));
+    let watched = move |bytes: &[u8]| {
+        tap.client_sent(bytes);
+        tap.passes()
+    };
+    std::thread::spawn(move || pump(number, client, server, &there, watched));
+    std::thread::spawn(move || pump(number, back_from, back_to, &back, |_| true));
     Ok(())
 }
 
-fn pump(number: u64, mut from: TcpStream, mut to: TcpStream, shared: &Shared, mut seen: impl FnMut(&[u8])) {
+fn pump(number: u64, mut from: TcpStream, mut to: TcpStream, shared: &Shared, mut seen: impl FnMut(&[u8]) -> bool) {
     let mut buffer = vec![0_u8; 64 * 1024];
+    let mut passes = true;
     while let Ok(n @ 1..) = from.read(&mut buffer) {
         let bytes = &buffer[..n];
         if !shared.may_pass() {
             break;
         }
         // Recorded before it is sent: whoever saw an answer finds the request on record.
-        seen(bytes);
-        if to.write_all(bytes).is_err() {
+        passes = passes && seen(bytes);
+        if passes && to.write_all(bytes).is_err() {
             break;
         }
     }

@@ -43,6 +43,8 @@ const CLIENT: [(&str, &str); 2] = [
     ("Filler.java", include_str!("java/pulsar/Filler.java")),
 ];
 
+const OWNERS: (&str, &str) = ("Owners.java", include_str!("java/pulsar/Owners.java"));
+
 /// Everything that the state of a rig on disk depends on; the key of saved states.
 pub(crate) const SOURCES: [&str; 6] =
     [POM, CLOCK.1, OFFLOADER.1, CLIENT[0].1, CLIENT[1].1, include_str!("pulsar/config.rs")];
@@ -399,12 +401,21 @@ impl PulsarRig {
 
     /// The same, with its ZooKeeper connection going to another address, a proxy's say.
     pub fn client_through(&self, zk: &str) -> Result<JavaClient> {
-        let jar = client_jar(&self.classpath)?;
+        self.java_client("RigClient", client_jar(&self.classpath)?, zk)
+    }
+
+    /// A client process that does what owners of ledgers do, described in `java/pulsar/Owners.java`. Without tokens.
+    pub fn owners(&self) -> Result<JavaClient> {
+        let jar = cache::java_jar("rig-owners", &[OWNERS], &self.classpath, "")?;
+        self.java_client("Owners", jar, &self.zk())
+    }
+
+    fn java_client(&self, main: &str, jar: PathBuf, zk: &str) -> Result<JavaClient> {
         let mut args = vec![self.service(), zk.to_owned()];
         if self.secret.is_some() {
             args.push(self.token(SUPERUSER)?);
         }
-        let mut spec = self.java("client", 256, "RigClient", &args)?;
+        let mut spec = self.java("client", 256, main, &args)?;
         let cp =
             spec.args.iter_mut().find(|arg| **arg == self.classpath).context("no class path among the arguments")?;
         *cp = format!("{}:{}", self.classpath, jar.display());
@@ -443,6 +454,7 @@ pub fn install() -> Result<()> {
     let classpath = cache::maven_classpath("pulsar", POM)?;
     clock_agent(&classpath)?;
     install::offloader(&classpath)?;
+    cache::java_jar("rig-owners", &[OWNERS], &classpath, "")?;
     client_jar(&classpath).map(drop)
 }
 

@@ -117,15 +117,50 @@ pub struct Request {
 pub struct Record {
     start: Instant,
     requests: Arc<Mutex<Vec<Request>>>,
+    held: Arc<Mutex<Held>>,
+}
+
+/// A request to be held back, and whether it came.
+#[derive(Debug, Default)]
+struct Held {
+    wanted: Option<(Op, String)>,
+    came: bool,
 }
 
 impl Default for Record {
     fn default() -> Self {
-        Self { start: Instant::now(), requests: Arc::default() }
+        Self { start: Instant::now(), requests: Arc::default(), held: Arc::default() }
     }
 }
 
 impl Record {
+    /// Holds back the next request of this kind about a path that begins so, alone or in a batch, and everything that its connection sends
+    /// after it: as if the client had died just before.
+    pub fn hold(&self, op: Op, path: &str) {
+        *self.held() = Held { wanted: Some((op, path.to_owned())), came: false };
+    }
+
+    /// Whether the request to be held back came.
+    pub fn holds(&self) -> bool {
+        self.held().came
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the request to be held back; it is no longer wanted then.
+    fn catches(&self, parts: &[(Op, String)]) -> bool {
+        let mut held = self.held();
+        let caught = held.wanted.as_ref().is_some_and(|(wanted, begin)| {
+            parts.iter().any(|(op, path)| op == wanted && path.starts_with(begin.as_str()))
+        });
+        if caught {
+            *held = Held { wanted: None, came: true };
+        }
+        caught
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Request>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -239,23 +274,27 @@ struct Frames {
     greeted: bool,
     /// A four-letter command instead of a session: there are no frames.
     plain: bool,
+    /// A request was held back.
+    stuck: bool,
 }
 
 impl Frames {
     fn new(record: Record) -> Self {
-        Self { record, buffer: Vec::new(), greeted: false, plain: false }
+        Self { record, buffer: Vec::new(), greeted: false, plain: false, stuck: false }
     }
 
     fn note(&mut self, op: Op, body: &[u8]) {
         let mut reader = Jute(body);
-        let (weight, paths) = match op {
+        let (weight, parts) = match op {
             Op::Multi | Op::MultiRead => {
-                let paths = reader.batch();
-                (paths.len() as u64, paths)
+                let parts = reader.batch();
+                (parts.len() as u64, parts)
             }
             op if op.housekeeping() => (1, vec![]),
-            _ => (1, reader.string().into_iter().collect()),
+            _ => (1, reader.string().map(|path| (op, path)).into_iter().collect()),
         };
+        self.stuck |= self.record.catches(&parts);
+        let paths = parts.into_iter().map(|(_, path)| path).collect();
         let at = self.record.start.elapsed();
         self.record.lock().push(Request { at, op, weight, paths });
     }
@@ -291,6 +330,10 @@ impl Tap for Frames {
         }
         self.buffer = rest.to_vec();
     }
+
+    fn passes(&self) -> bool {
+        !self.stuck
+    }
 }
 
 /// ZooKeeper's encoding: big-endian numbers, texts and byte strings with their length in front.
@@ -320,20 +363,21 @@ impl Jute<'_> {
         self.bytes().map(|b| String::from_utf8_lossy(b).into_owned())
     }
 
-    /// The paths of the parts of a batch. Each part has a kind, a flag that says "that was all", and an unused number.
-    fn batch(&mut self) -> Vec<String> {
-        let mut paths = Vec::new();
+    /// The parts of a batch, with their paths. Each part has a kind, a flag that says "that was all", and an unused number.
+    fn batch(&mut self) -> Vec<(Op, String)> {
+        let mut parts = Vec::new();
         while let (Some(kind), Some(end), Some(_)) = (self.int(), self.take(1).map(|b| b[0] != 0), self.int()) {
             if end {
                 break;
             }
             let Some(path) = self.string() else { break };
-            paths.push(path);
-            if self.skip_part(Op::from_number(kind)).is_none() {
+            let op = Op::from_number(kind);
+            parts.push((op, path));
+            if self.skip_part(op).is_none() {
                 break;
             }
         }
-        paths
+        parts
     }
 
     fn skip_part(&mut self, op: Op) -> Option<()> {

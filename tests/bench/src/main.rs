@@ -4,6 +4,7 @@
 mod history;
 mod limiter;
 mod measure;
+mod orphans;
 mod pipeline;
 mod scan;
 mod snapshot;
@@ -19,6 +20,8 @@ const USAGE: &str = "usage: bench COMMAND [NAME=VALUE...]
                                     plan from a generated file against gzip -dc of it
   history   rounds=3 small=100000 large=1000000 folder=DIR
                                     a plan that remembers what it sees of subscribers against one that does not
+  orphans   rounds=3 small=100000 large=1000000 folder=DIR
+                                    a plan of ledgers that nothing names, from a generated file, against gzip -dc of it
   pipeline  rounds=5 candidates=320000 keyed=30000 pages=64 deciders=16 acts=256
                                     connections=3
                                     candidates over JetStream against nats bench
@@ -55,6 +58,7 @@ fn main() -> Result<()> {
         "limiter" => limiter::run(&options),
         "snapshot" => snapshot::run(&options),
         "history" => history::run(&options),
+        "orphans" => orphans::run(&options),
         "pipeline" => pipeline::run(&options),
         "generate" => snapshot::generate(&options),
         "reader" => limiter::reader(&options),

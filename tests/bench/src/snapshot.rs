@@ -14,7 +14,7 @@ pub(crate) fn generate(options: &Options) -> Result<()> {
     snapshot_file::write(Path::new(file), options.number("topics", 100_000)?, options.number("behind", 0)? > 0)
 }
 
-fn gunzip(file: &Path) -> Result<Took> {
+pub(crate) fn gunzip(file: &Path) -> Result<Took> {
     measure::run(Command::new("gzip").arg("-dc").arg(file).stdout(File::create("/dev/null")?), &[0])
 }
 

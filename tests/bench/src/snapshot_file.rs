@@ -5,9 +5,11 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use crate::orphans::EACH;
 use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use trimtab_tests::formats::{self, Proto, Stage};
 
 /// The moment that the file says it was taken at.
 const TAKEN_MS: i64 = 1_790_000_000_000;
@@ -16,33 +18,6 @@ const DAY_MS: i64 = 86_400_000;
 const NAMESPACE: u64 = 1_000;
 /// Ledgers in a topic's list.
 const LEDGERS: i64 = 4;
-
-/// Just enough of protobuf.
-#[derive(Default)]
-struct Proto(Vec<u8>);
-
-impl Proto {
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push((value as u8 & 0x7f) | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-    }
-
-    fn int(mut self, tag: u64, value: i64) -> Proto {
-        self.varint(tag << 3);
-        self.varint(value as u64);
-        self
-    }
-
-    fn bytes(mut self, tag: u64, value: &[u8]) -> Proto {
-        self.varint(tag << 3 | 2);
-        self.varint(value.len() as u64);
-        self.0.extend_from_slice(value);
-        self
-    }
-}
 
 struct Writer {
     out: flate2::write::GzEncoder<BufWriter<File>>,
@@ -53,6 +28,17 @@ struct Writer {
 }
 
 impl Writer {
+    fn create(path: &Path, behind: bool) -> Result<Writer> {
+        let file = BufWriter::with_capacity(1 << 20, File::create(path).with_context(|| path.display().to_string())?);
+        let out = flate2::write::GzEncoder::new(file, flate2::Compression::default());
+        Ok(Writer { out, lines: 0, zxid: 0x1_0000_0000, state: 0x9e37_79b9_7f4a_7c15, behind })
+    }
+
+    fn finish(self) -> Result<()> {
+        self.out.finish()?.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+        Ok(())
+    }
+
     /// A number that gzip cannot guess.
     fn random(&mut self) -> u64 {
         self.state ^= self.state << 13;
@@ -79,9 +65,7 @@ impl Writer {
 
 /// Writes a file of so many topics, 1 % of them with something to reclaim; with `behind`, the subscribers of all others hold three ledgers.
 pub(crate) fn write(path: &Path, topics: u64, behind: bool) -> Result<()> {
-    let file = BufWriter::with_capacity(1 << 20, File::create(path).with_context(|| path.display().to_string())?);
-    let out = flate2::write::GzEncoder::new(file, flate2::Compression::default());
-    let mut to = Writer { out, lines: 0, zxid: 0x1_0000_0000, state: 0x9e37_79b9_7f4a_7c15, behind };
+    let mut to = Writer::create(path, behind)?;
     let header = format!("\"order\":\"scan-1\",\"source\":\"pulsar 2@1\",\"taken_ms\":{TAKEN_MS},");
     to.node("/", b"", 9, TAKEN_MS, &header)?;
     let layout = "2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1";
@@ -99,8 +83,7 @@ pub(crate) fn write(path: &Path, topics: u64, behind: bool) -> Result<()> {
     }
     let end = format!("\"end\":{},", to.lines + 1);
     to.node("/", b"", 9, TAKEN_MS, &end)?;
-    to.out.finish()?.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
-    Ok(())
+    to.finish()
 }
 
 fn namespace(to: &mut Writer, first: u64, topics: u64) -> Result<()> {
@@ -130,8 +113,7 @@ fn topic(to: &mut Writer, shard: &str, index: u64) -> Result<()> {
         list = list.bytes(1, &info.int(4, if last { 0 } else { newest - (LEDGERS - k) * 3_600_000 }).0);
     }
     let last = first_ledger + LEDGERS - 1;
-    let digits = format!("{last:010}");
-    let ledger = format!("/ledgers/{}/{}/L{}", &digits[..2], &digits[2..6], &digits[6..]);
+    let ledger = formats::ledger_path(last);
     let metadata = ledger_metadata(to.random(), shard, &name, newest);
     to.node(&ledger, &metadata, 0, newest, "")?;
     let path = format!("/managed-ledgers/{shard}/persistent/{name}");
@@ -142,30 +124,86 @@ fn topic(to: &mut Writer, shard: &str, index: u64) -> Result<()> {
     to.node(&format!("{path}/subscription-{}", index % 7), &cursor.0, 0, newest, "")
 }
 
-/// Version 3 of a closed ledger's metadata: `DataFormats.proto` of BookKeeper.
-fn ledger_metadata(random: u64, shard: &str, name: &str, closed_ms: i64) -> Vec<u8> {
-    let custom = |key: &str, value: &str| Proto::default().bytes(1, key.as_bytes()).bytes(2, value.as_bytes()).0;
-    let mut segment = Proto::default().int(2, 0);
-    for bookie in 0..2 {
-        let host = format!("bookie-{}.bookkeeper.svc:3181", (random >> (bookie * 8)) % 30);
-        segment = segment.bytes(1, host.as_bytes());
+/// Writes a file of a whole tree with so many ledgers, five to a topic, in an order of its own as dumps have it: every twentieth topic does
+/// not list one of its ledgers.
+pub(crate) fn write_ledgers(path: &Path, ledgers: u64) -> Result<()> {
+    const FIRST: u64 = 10_000;
+    let mut to = Writer::create(path, false)?;
+    let (topics, old) = (ledgers / EACH, TAKEN_MS - 30 * DAY_MS);
+    let namespaces = topics.div_ceil(NAMESPACE);
+    let folders = ledgers.div_ceil(10_000);
+    let tops = (FIRST + ledgers).div_ceil(100_000_000);
+    to.node("/", b"", 6, TAKEN_MS, &format!("\"source\":\"pulsar 2@1\",\"taken_ms\":{TAKEN_MS},"))?;
+    for (path, children) in [
+        ("/admin", 1),
+        ("/admin/policies", 1),
+        ("/loadbalance", 1),
+        ("/loadbalance/brokers", 1),
+        ("/loadbalance/brokers/b:8080", 0),
+        ("/managed-ledgers", 1),
+        ("/managed-ledgers/tenant", namespaces),
+        ("/admin/policies/tenant", namespaces),
+        ("/pulsar", 0),
+        ("/schemas", 0),
+        ("/ledgers", 2 + tops),
+        ("/ledgers/available", 0),
+    ] {
+        to.node(path, b"", children, TAKEN_MS - 60_000, "")?;
     }
-    let body = Proto::default()
-        .int(1, 2)
-        .int(2, 2)
-        .int(3, (random % 500_000_000) as i64)
-        .int(4, (random % 50_000) as i64)
-        .int(5, 3)
-        .bytes(6, &segment.0)
-        .int(7, 2)
-        .bytes(8, b"")
-        .int(9, 2)
-        .int(10, closed_ms - 4_000_000)
-        .bytes(11, &custom("application", "pulsar"))
-        .bytes(11, &custom("component", "managed-ledger"))
-        .bytes(11, &custom("pulsar/managed-ledger", &format!("{shard}/persistent/{name}")));
-    let mut value = Proto(b"BookieMetadataFormatVersion\t3\n".to_vec());
-    value.varint(body.0.len() as u64);
-    value.0.extend_from_slice(&body.0);
-    value.0
+    let handed_out = 2 * (FIRST + ledgers + 1);
+    to.lines += 1;
+    writeln!(
+        to.out,
+        "{{\"ctime\":{old},\"cversion\":{handed_out},\"czxid\":2,\"data\":\"\",\"ephemeralOwner\":0,\"mtime\":{old},\"mzxid\":2,\
+         \"numChildren\":0,\"path\":\"/ledgers/idgen\",\"version\":0}}"
+    )?;
+    to.node("/ledgers/00", b"", folders, TAKEN_MS, "")?;
+    for index in 0..ledgers {
+        let id = (FIRST + index) as i64;
+        if index % 10_000 == 0 {
+            let parent = formats::ledger_path(id);
+            let children = (ledgers - index).min(10_000);
+            to.node(&parent[..parent.len() - "/L0000".len()], b"", children, old, "")?;
+        }
+        let topic = index / EACH;
+        let metadata = ledger_metadata(to.random(), &shard(topic), &name(topic), old);
+        to.node(&formats::ledger_path(id), &metadata, 0, old, "")?;
+    }
+    let policies = br#"{"replication_clusters":["rig"],"retention_policies":{"retentionTimeInMinutes":10080,"retentionSizeInMB":-1}}"#;
+    for namespace in 0..namespaces {
+        let first = namespace * NAMESPACE;
+        let path = shard(first);
+        to.node(&format!("/admin/policies/{path}"), policies, 0, old, "")?;
+        to.node(&format!("/managed-ledgers/{path}"), b"", 1, old, "")?;
+        let within = NAMESPACE.min(topics - first);
+        to.node(&format!("/managed-ledgers/{path}/persistent"), b"", within, old, "")?;
+        for topic in first..first + within {
+            let mut listed: Vec<i64> = (0..EACH).map(|k| (FIRST + topic * EACH + k) as i64).collect();
+            if topic % 20 == 0 {
+                listed.remove(2);
+            }
+            let node = format!("/managed-ledgers/{path}/persistent/{}", name(topic));
+            to.node(&node, &formats::managed_ledger(&listed), 1, old, "")?;
+            to.node(&format!("{node}/subscription"), &formats::cursor(-1, None, &[]), 0, old, "")?;
+        }
+    }
+    to.finish()
+}
+
+/// `tenant/namespace` of a topic in a file of ledgers.
+fn shard(topic: u64) -> String {
+    format!("tenant/ns{:05}", topic / NAMESPACE)
+}
+
+fn name(topic: u64) -> String {
+    format!("events-{topic:07}")
+}
+
+/// A closed ledger of a topic.
+fn ledger_metadata(random: u64, shard: &str, name: &str, closed_ms: i64) -> Vec<u8> {
+    let bookie = |which: u64| format!("bookie-{}.bookkeeper.svc:3181", (random >> (which * 8)) % 30);
+    let stage = Stage::Closed((random % 50_000) as i64, (random % 500_000_000) as i64);
+    let topic = format!("{shard}/persistent/{name}");
+    let custom = [("application", "pulsar"), ("component", "managed-ledger"), ("pulsar/managed-ledger", &*topic)];
+    formats::ledger(stage, &[bookie(0), bookie(1)], Some(closed_ms - 4_000_000), &custom)
 }

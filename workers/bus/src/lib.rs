@@ -70,7 +70,9 @@ impl Role {
     pub fn of(event: &Event) -> Option<Role> {
         match event.kind.as_str() {
             "dev.trimtab.scan.request.v1" => Some(Role::Scanner),
-            "dev.trimtab.candidate.ledger.v1" | "dev.trimtab.candidate.subscriber.v1" => Some(Role::Decider),
+            "dev.trimtab.candidate.ledger.v1"
+            | "dev.trimtab.candidate.subscriber.v1"
+            | "dev.trimtab.candidate.orphan.v1" => Some(Role::Decider),
             "dev.trimtab.decision.v1" => Some(Role::Executor),
             "dev.trimtab.outcome.v1" | "dev.trimtab.notice.v1" | "dev.trimtab.scan.report.v1" => Some(Role::Audit),
             "dev.trimtab.recovery.outcome.v1" => Some(Role::Audit),

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{LedgerCandidate, Log, ScanRef, SubscriberCandidate};
+use crate::{LedgerCandidate, Log, OrphanCandidate, ScanRef, SubscriberCandidate};
 
 /// The most candidates one page holds.
 pub const MAX_PAGE: usize = 64;
@@ -16,6 +16,8 @@ pub enum Candidate {
     Ledger(Box<LedgerCandidate>),
     /// Subscribers of a log.
     Subscriber(Box<SubscriberCandidate>),
+    /// A ledger that nothing seems to name.
+    Orphan(Box<OrphanCandidate>),
 }
 
 impl Candidate {
@@ -24,6 +26,7 @@ impl Candidate {
         match self {
             Candidate::Ledger(topic) => &topic.subject,
             Candidate::Subscriber(log) => &log.subject,
+            Candidate::Orphan(ledger) => &ledger.subject,
         }
     }
 
@@ -35,6 +38,7 @@ impl Candidate {
                 Log::Pulsar(topic) => Some(topic),
                 Log::Hedwig(_) => None,
             },
+            Candidate::Orphan(_) => None,
         }
     }
 
@@ -43,6 +47,7 @@ impl Candidate {
         match self {
             Candidate::Ledger(_) => "ledger",
             Candidate::Subscriber(_) => "subscriber",
+            Candidate::Orphan(_) => "orphan",
         }
     }
 }
@@ -70,3 +75,5 @@ pub struct Page<C> {
 pub type LedgerPage = Page<LedgerCandidate>;
 /// Logs with subscribers that look abandoned.
 pub type SubscriberPage = Page<SubscriberCandidate>;
+/// Ledgers that nothing seems to name.
+pub type OrphanPage = Page<OrphanCandidate>;

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{History, Position, ScanRef, Seen};
+use crate::{DeleteOrphan, History, Position, ScanRef, Seen};
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -25,6 +25,8 @@ pub enum Verdict {
     Consume,
     /// Have the owner delete the subscription.
     DeleteSubscription,
+    /// Delete a ledger that nothing names.
+    DeleteOrphan,
     /// Ledgers are past retention, but a cursor stands before them.
     Blocked,
     /// Nothing is due.
@@ -39,13 +41,14 @@ pub enum Verdict {
 
 impl Verdict {
     /// All verdicts, those that act first.
-    pub const ALL: [Verdict; 11] = [
+    pub const ALL: [Verdict; 12] = [
         Verdict::Trim,
         Verdict::ExpireThenTrim,
         Verdict::StartClock,
         Verdict::Mark,
         Verdict::Consume,
         Verdict::DeleteSubscription,
+        Verdict::DeleteOrphan,
         Verdict::Blocked,
         Verdict::Keep,
         Verdict::Nothing,
@@ -55,7 +58,8 @@ impl Verdict {
 
     /// Whether an executor carries it out.
     pub fn acts(self) -> bool {
-        matches!(self, Verdict::Trim | Verdict::ExpireThenTrim | Verdict::StartClock) || self.on_subscriber()
+        matches!(self, Verdict::Trim | Verdict::ExpireThenTrim | Verdict::StartClock | Verdict::DeleteOrphan)
+            || self.on_subscriber()
     }
 
     /// Whether it is carried out on a subscriber.
@@ -72,6 +76,7 @@ impl Verdict {
             Verdict::Mark => "mark",
             Verdict::Consume => "consume",
             Verdict::DeleteSubscription => "delete-subscription",
+            Verdict::DeleteOrphan => "delete-orphan",
             Verdict::Blocked => "blocked",
             Verdict::Keep => "keep",
             Verdict::Nothing => "nothing",
@@ -191,6 +196,9 @@ pub struct Decision {
     /// What is to be done about a subscriber.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consume: Option<Consume>,
+    /// What is to be done about a ledger that nothing names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub orphan: Option<DeleteOrphan>,
     /// The cursor that holds ledgers back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<Holder>,

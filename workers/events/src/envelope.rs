@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Data, Decision, LedgerPage, Notice, Outcome, RecoveryOutcome, RecoveryReport, RecoverySegment, ScanReport,
-    ScanRequest, SubscriberPage, key_of, shard_of,
+    Data, Decision, LedgerPage, Notice, OrphanPage, Outcome, RecoveryOutcome, RecoveryReport, RecoverySegment,
+    ScanReport, ScanRequest, SubscriberPage, key_of, shard_of,
 };
 
 /// No event is larger. Larger things go to files or further pages.
@@ -128,6 +128,8 @@ bodies! {
     LedgerPage(LedgerPage) = "dev.trimtab.candidate.ledger.v1", "candidate.ledger.v1.json";
     /// Candidates: logs with subscribers that look abandoned.
     SubscriberPage(SubscriberPage) = "dev.trimtab.candidate.subscriber.v1", "candidate.subscriber.v1.json";
+    /// Ledgers that nothing seems to name.
+    OrphanPage(OrphanPage) = "dev.trimtab.candidate.orphan.v1", "candidate.orphan.v1.json";
     /// What is to be done about one resource.
     Decision(Decision) = "dev.trimtab.decision.v1", "decision.v1.json";
     /// What came of it.
@@ -152,6 +154,7 @@ impl Body {
         match self {
             Body::LedgerPage(page) => (String::new(), page.shard.clone(), "ledger".to_owned()),
             Body::SubscriberPage(page) => (String::new(), page.shard.clone(), "subscriber".to_owned()),
+            Body::OrphanPage(page) => (String::new(), page.shard.clone(), "orphan".to_owned()),
             Body::Decision(d) => (d.target.clone(), d.subject.clone(), d.verdict.name().to_owned()),
             Body::Outcome(o) => (o.target.clone(), o.subject.clone(), o.status.name().to_owned()),
             Body::Notice(n) => (n.target.clone(), n.subject.clone(), n.announced.name().to_owned()),

@@ -11,14 +11,16 @@ mod evidence;
 mod ids;
 mod ledger;
 mod notice;
+mod orphan;
 mod outcome;
 mod plan;
 mod recovery;
 mod scan;
 pub mod schema;
 mod subscriber;
+mod survey;
 
-pub use candidate::{Candidate, LedgerPage, MAX_PAGE, Page, SubscriberPage};
+pub use candidate::{Candidate, LedgerPage, MAX_PAGE, OrphanPage, Page, SubscriberPage};
 pub use data::Data;
 pub use decision::{Consume, Decision, Expire, Holder, Reason, Stale, Verdict};
 pub use envelope::{Body, Event, Invalid, MAX_EVENT_BYTES, Trace};
@@ -29,6 +31,11 @@ pub use ledger::{
     Policies, Position, Retention, Seen, Setting, Told, TopicClass,
 };
 pub use notice::{Announced, Notice};
+pub use orphan::{
+    Ceiling, DeleteOrphan, Guard, GuardKind, LedgerContent, LedgerOwner, LedgerReference, LedgerStage, Marks,
+    NamespaceState, OrphanCandidate, OwnedKind, ReferenceKind, Sighting, TargetClock, ledger_of_subject,
+    ledger_subject,
+};
 pub use outcome::{Outcome, Status, TopicState};
 pub use plan::{PLAN_FORMAT, Plan, PlanItem, PlanTotals};
 pub use recovery::{
@@ -40,3 +47,4 @@ pub use subscriber::{
     HedwigHub, HedwigPointer, HedwigRange, HedwigTopic, History, Log, Mark, Protection, Subscriber,
     SubscriberCandidate, SubscriberClass, split_subscriber, subscriber_subject,
 };
+pub use survey::{Comparison, Kept, Missing, SurveyReport, Unread};

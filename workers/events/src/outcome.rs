@@ -4,7 +4,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{LastLedger, LedgerCandidate, Log, Position, Reason, ScanRef, Seen, SubscriberCandidate, Verdict};
+use crate::{
+    LastLedger, LedgerCandidate, Log, OrphanCandidate, Position, Reason, ScanRef, Seen, SubscriberCandidate, Verdict,
+};
 
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -61,6 +63,17 @@ impl TopicState {
             bytes: list.iter().fold(last_bytes, |sum, info| sum.saturating_add(info.bytes.unwrap_or(0).max(0))),
             position: None,
         }
+    }
+
+    /// Of a ledger that nothing names: the list is the ledger itself, while it exists.
+    pub fn of_orphan(ledger: &OrphanCandidate) -> TopicState {
+        let bytes = ledger.content.present().and_then(|content| content.bytes).unwrap_or(0).max(0);
+        TopicState { seen: ledger.seen, ledgers: vec![ledger.ledger], bytes, position: None }
+    }
+
+    /// Of a ledger that is gone, whose node was last seen so.
+    pub fn of_gone(seen: Seen) -> TopicState {
+        TopicState { seen, ledgers: Vec::new(), bytes: 0, position: None }
     }
 
     /// Of a log and one of its subscribers. `none` stands for a version that there is not.

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Decision, Holder, Proposed, Reason, Scope, Verdict};
+use crate::{Decision, Holder, Proposed, Reason, Scope, SurveyReport, Verdict};
 
 /// Version of the format. The minor number grows compatibly; readers refuse an unknown major one.
 pub const PLAN_FORMAT: &str = "1.0";
@@ -35,6 +35,9 @@ pub struct Plan {
     /// What could not be read, for a person.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
+    /// What a survey of all ledgers found, where the plan is about orphans.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub survey: Option<SurveyReport>,
     /// The items, by subject.
     pub items: Vec<PlanItem>,
 }
@@ -62,7 +65,7 @@ pub struct PlanTotals {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanItem {
-    /// What the subject is: `topic` or `subscriber`.
+    /// What the subject is: `topic`, `subscriber` or `ledger`.
     pub kind: String,
     /// Canonical name.
     pub subject: String,

@@ -6,6 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::SurveyReport;
+
 /// A scan, as every event that comes of it names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -140,6 +142,9 @@ pub struct ScanReport {
     /// Subscribers that were judged, by verdict.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub subscribers: BTreeMap<String, u64>,
+    /// What a survey of all ledgers found, where the scan was for orphans. `verdicts` are then those of ledgers that nothing names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub survey: Option<SurveyReport>,
     /// What it would have executors do.
     pub proposed: Proposed,
     /// Candidates emitted.
@@ -170,6 +175,7 @@ impl ScanReport {
             unknown: 0,
             verdicts: BTreeMap::new(),
             subscribers: BTreeMap::new(),
+            survey: None,
             proposed: Proposed::default(),
             candidates: 0,
             operations: 0,

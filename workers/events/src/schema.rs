@@ -24,7 +24,7 @@ const CHANNELS: &[(&str, &str, &str, &str, &[&str])] = &[
         "trimtab.cand.{target}.{kind}.{shard}",
         "scanner",
         "decider",
-        &["candidate.ledger.v1.json", "candidate.subscriber.v1.json"],
+        &["candidate.ledger.v1.json", "candidate.subscriber.v1.json", "candidate.orphan.v1.json"],
     ),
     ("decisions", "trimtab.dec.{target}.{action}.{shard}.{key}", "decider", "executor", &["decision.v1.json"]),
     (

@@ -112,6 +112,29 @@ pub struct Rule {
     pub grace_s: Option<i64>,
 }
 
+/// What an operator can set about orphan ledgers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OrphanRules {
+    /// Younger ledgers may be in use by somebody who has not said so yet, seconds.
+    pub min_age_s: i64,
+    /// Scans that must have seen a ledger unchanged and unnamed, the present one counted. At least 2.
+    pub sightings: u32,
+    /// Time between the first of them and the present one, seconds.
+    pub grace_s: i64,
+    /// Whether a topic that does not exist may be checked for by creating and deleting its node in the transaction that deletes
+    /// the ledger. Otherwise ledgers of such topics are only reported.
+    pub absent_topics: bool,
+    /// The bookies' `gcWaitTime`, seconds: how long the data outlives its metadata at most.
+    pub gc_wait_s: i64,
+}
+
+impl Default for OrphanRules {
+    fn default() -> Self {
+        OrphanRules { min_age_s: 24 * 3600, sightings: 2, grace_s: 24 * 3600, absent_topics: false, gc_wait_s: 900 }
+    }
+}
+
 /// A policy as an operator writes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -125,6 +148,8 @@ pub struct PolicyConfig {
     pub protect: Vec<String>,
     /// How long a decision may be carried out.
     pub valid_s: i64,
+    /// When a ledger that nothing names may go.
+    pub orphans: OrphanRules,
 }
 
 impl Default for PolicyConfig {
@@ -134,6 +159,7 @@ impl Default for PolicyConfig {
             age_rule: AgeRule::default(),
             protect: ["public/functions/**", "*/*/**-DLQ", "*/*/**-RETRY"].map(str::to_owned).to_vec(),
             valid_s: 24 * 3600,
+            orphans: OrphanRules::default(),
         }
     }
 }

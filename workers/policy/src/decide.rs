@@ -7,7 +7,7 @@ use trimtab_events::{
     Policies, Reason, Retention, ScanRef, Verdict, decision_id,
 };
 
-use crate::config::{Action, AgeRule, Compiled, Globs, PolicyConfig, PolicyError, Rule, names_of};
+use crate::config::{Action, AgeRule, Compiled, Globs, OrphanRules, PolicyConfig, PolicyError, Rule, names_of};
 use crate::rules::cursors::{self, Slowest};
 use crate::rules::exclude::{self, UNKNOWN, reason};
 use crate::rules::retention::{self, AfterLoad};
@@ -68,12 +68,21 @@ impl Policy {
 
     /// Why a topic is not to be touched, whatever its ledgers say.
     pub(crate) fn protected(&self, target: &str, topic: &LedgerCandidate, now_ms: i64) -> Option<Reason> {
-        let partition = matches!(topic.partition, Partition::Of { .. });
-        let (name, base) = names_of(&topic.subject, partition);
+        self.keeps_topic(target, &topic.subject, matches!(topic.partition, Partition::Of { .. }), now_ms)
+    }
+
+    /// Why nothing of a topic is to be touched. Whether it is a partition need not be known: what looks like one also matches by the
+    /// name without its number.
+    pub(crate) fn keeps(&self, target: &str, topic: &str, now_ms: i64) -> Option<Reason> {
+        self.keeps_topic(target, topic, true, now_ms)
+    }
+
+    fn keeps_topic(&self, target: &str, subject: &str, partition: bool, now_ms: i64) -> Option<Reason> {
+        let (name, base) = names_of(subject, partition);
         if let Some(glob) = self.protect.find(&[name, base]) {
             return Some(reason("protected", format!("protected by the pattern {glob:?}")));
         }
-        let rule = self.rule_for(target, &topic.subject, partition)?;
+        let rule = self.rule_for(target, subject, partition)?;
         if let Some(protect) = rule.protect.as_ref().filter(|p| p.until_ms.is_none_or(|until| now_ms < until)) {
             return Some(reason("protected", format!("rule {} protects it for {}", rule.name, protect.by)));
         }
@@ -88,6 +97,11 @@ impl Policy {
     /// How long a decision may be carried out, milliseconds.
     pub(crate) fn valid_ms(&self) -> i64 {
         self.config.valid_s.saturating_mul(1000)
+    }
+
+    /// When a ledger that nothing names may go.
+    pub fn orphans(&self) -> &OrphanRules {
+        &self.config.orphans
     }
 
     pub(crate) fn age_rule(&self) -> AgeRule {
@@ -177,6 +191,7 @@ fn decision(
         offloaded_copies: found.copies,
         expire: found.expire,
         consume: None,
+        orphan: None,
         holder: found.holder,
         revisit_ms: found.revisit_ms,
         reasons: found.reasons,

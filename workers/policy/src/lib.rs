@@ -11,22 +11,25 @@ mod check;
 mod config;
 mod decide;
 mod needs;
+mod orphan;
 pub mod rules;
 mod subscribers;
 
 pub use check::{Violation, check};
-pub use config::{Action, AgeRule, GRACE_S, PolicyConfig, PolicyError, Protect, Rule, SIGHTINGS, Trust};
+pub use config::{Action, AgeRule, GRACE_S, OrphanRules, PolicyConfig, PolicyError, Protect, Rule, SIGHTINGS, Trust};
 pub use decide::{Context, Policy, decide};
 pub use needs::{Needs, needs};
+pub use orphan::{check_orphan, decide_orphan, reinstate_orphan};
 pub use subscribers::{check_subscriber, decide_subscribers, holds, reinstate};
 
 use trimtab_events::{Candidate, Decision, Verdict};
 
-/// Decides about a candidate of any kind: one decision for a topic, one for each subscriber of a log.
+/// Decides about a candidate of any kind: one decision for a topic or a ledger, one for each subscriber of a log.
 pub fn decide_any(candidate: &Candidate, policy: &Policy, context: &Context<'_>) -> Vec<Decision> {
     match candidate {
         Candidate::Ledger(topic) => vec![decide(topic, policy, context)],
         Candidate::Subscriber(log) => decide_subscribers(log, policy, context),
+        Candidate::Orphan(ledger) => vec![decide_orphan(ledger, policy, context)],
     }
 }
 
@@ -44,16 +47,18 @@ pub fn act_on_any(
     match candidate {
         Candidate::Ledger(topic) => vec![decide::act_on(topic, policy, context)],
         Candidate::Subscriber(log) => decide_subscribers(log, policy, context).into_iter().map(act_on).collect(),
+        Candidate::Orphan(ledger) => vec![act_on(decide_orphan(ledger, policy, context))],
     }
 }
 
-/// Checks a decision about a candidate of any kind, see [`check`] and [`check_subscriber`].
+/// Checks a decision about a candidate of any kind, see [`check`], [`check_subscriber`] and [`check_orphan`].
 ///
 /// # Errors
 /// The first promise that it would break.
-pub fn check_any(decision: &Decision, candidate: &Candidate, now_ms: i64) -> Result<(), Violation> {
+pub fn check_any(decision: &Decision, candidate: &Candidate, policy: &Policy, now_ms: i64) -> Result<(), Violation> {
     match candidate {
         Candidate::Ledger(topic) => check(decision, topic, now_ms),
         Candidate::Subscriber(log) => check_subscriber(decision, log, now_ms),
+        Candidate::Orphan(ledger) => check_orphan(decision, ledger, policy.orphans(), now_ms),
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Nothing here decides. What a target cannot do it does not implement.
 
+pub mod bookkeeper;
 mod error;
 mod globs;
 pub mod hedwig;
@@ -10,8 +11,9 @@ pub mod pulsar;
 pub mod snapshot;
 mod traits;
 mod zk;
+mod zk_writes;
 
 pub use error::{Class, TargetError, Undecodable};
 pub use pace::{Pace, PaceError};
 pub use traits::{Act, Effect, Inventory, Item, Mode, Permit, Reads, ReadsOf, Record, Shard, Skipped, Undo};
-pub use zk::{Connection, Tls, Zk, ZkOptions};
+pub use zk::{Connection, Stat, Tls, Zk, ZkOptions};

@@ -2,7 +2,7 @@
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use trimtab_events::{Candidate, Decision, LedgerCandidate, Position, Scope, TopicState, Verdict};
+use trimtab_events::{Candidate, Decision, LedgerCandidate, Position, Scope, SurveyReport, TopicState, Verdict};
 
 use crate::error::{Class, Result, TargetError};
 
@@ -37,6 +37,8 @@ pub enum Item {
     Candidate(Candidate),
     /// Something in the shard could not be read; what it is and why. The shard is not complete.
     Problem(String),
+    /// What a survey of all ledgers found besides candidates. Comes last.
+    Surveyed(Box<SurveyReport>),
 }
 
 /// Streams what exists, with evidence; reads only.

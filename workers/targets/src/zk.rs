@@ -1,7 +1,8 @@
-//! Reads from ZooKeeper: several sessions, each request paced, counted and bounded in time. Nothing here writes.
+//! Reads from ZooKeeper: several sessions, each request paced, counted and bounded in time. What writes is in
+//! `zk_writes.rs`.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -87,17 +88,26 @@ impl Default for ZkOptions {
 }
 
 /// The part of a node's stat that counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stat {
-    pub(crate) created_zxid: i64,
-    pub(crate) modified_zxid: i64,
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Transaction that made it.
+    pub created_zxid: i64,
+    /// Transaction that last wrote it.
+    pub modified_zxid: i64,
     /// The last transaction that made or deleted a child.
-    pub(crate) children_zxid: i64,
-    pub(crate) created_ms: i64,
-    pub(crate) modified_ms: i64,
-    pub(crate) version: i32,
-    pub(crate) children: u64,
-    pub(crate) ephemeral: bool,
+    pub children_zxid: i64,
+    /// When it was made, milliseconds since 1970.
+    pub created_ms: i64,
+    /// When it was last written, milliseconds since 1970.
+    pub modified_ms: i64,
+    /// How often it was written.
+    pub version: i32,
+    /// Twice the children that it ever had, less those that it has.
+    pub children_version: i32,
+    /// Number of its children.
+    pub children: u64,
+    /// It goes with the session that made it.
+    pub ephemeral: bool,
 }
 
 impl Stat {
@@ -105,6 +115,12 @@ impl Stat {
     pub(crate) fn seen(self) -> Seen {
         let Stat { version, created_zxid, modified_zxid, modified_ms, .. } = self;
         Seen { version, created_zxid, modified_zxid, modified_ms }
+    }
+
+    /// Whether its children are those of another look at it.
+    pub(crate) fn same_children(&self, other: &Stat) -> bool {
+        let of = |stat: &Stat| (stat.created_zxid, stat.children_version, stat.children_zxid, stat.children);
+        of(self) == of(other)
     }
 }
 
@@ -115,11 +131,12 @@ struct Session {
 /// A reader with its sessions.
 pub struct Zk {
     connection: Connection,
-    options: ZkOptions,
+    pub(crate) options: ZkOptions,
     pace: Arc<Pace>,
     sessions: Vec<Session>,
     next: AtomicUsize,
     committed: Mutex<Committed>,
+    opened: AtomicU64,
 }
 
 /// Up to which transaction we had seen at some moments: what was committed by then. Tells how old something is at least without comparing
@@ -164,7 +181,8 @@ impl Zk {
     /// When no server answers in time or credentials are refused.
     pub async fn connect(connection: Connection, options: ZkOptions, pace: Arc<Pace>) -> Result<Zk> {
         let sessions = (0..options.sessions.max(1)).map(|_| Session { client: RwLock::new(None) }).collect();
-        let this = Zk { connection, options, pace, sessions, next: AtomicUsize::new(0), committed: Mutex::default() };
+        let (next, opened) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let this = Zk { connection, options, pace, sessions, next, committed: Mutex::default(), opened };
         this.session(0).await?;
         Ok(this)
     }
@@ -254,7 +272,7 @@ impl Zk {
         Ok(connector)
     }
 
-    async fn session(&self, index: usize) -> Result<zk::Client> {
+    pub(crate) async fn session(&self, index: usize) -> Result<zk::Client> {
         let slot = &self.sessions[index % self.sessions.len()];
         if let Some(client) = slot.client.read().await.as_ref().filter(|client| !client.state().is_terminated()) {
             return Ok(client.clone());
@@ -264,11 +282,17 @@ impl Zk {
             return Ok(client.clone());
         }
         let client = self.open().await?;
+        self.opened.fetch_add(1, Ordering::Relaxed);
         *slot = Some(client.clone());
         Ok(client)
     }
 
-    async fn request<T, F>(&self, what: &'static str, path: &str, call: impl Fn(zk::Client) -> F) -> Result<Option<T>>
+    pub(crate) async fn request<T, F>(
+        &self,
+        what: &'static str,
+        path: &str,
+        call: impl Fn(zk::Client) -> F,
+    ) -> Result<Option<T>>
     where
         F: Future<Output = std::result::Result<T, zk::Error>>,
     {
@@ -297,8 +321,7 @@ impl Zk {
 
     /// A node's value; none when there is no such node.
     pub(crate) async fn get(&self, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
-        let got = self.request("reading", path, |client| client.get_data(path)).await?;
-        Ok(got.map(|(value, stat)| (value, self.noted(&stat))))
+        Ok(self.get_full(path).await?.map(|(value, stat)| (value, self.noted(&stat))))
     }
 
     /// The same, after the server has caught up with its leader. Two requests.
@@ -326,10 +349,11 @@ impl Zk {
     /// The names of a node's children; none when there is no such node. Fails when the listing does not agree with its own
     /// count.
     pub(crate) async fn children(&self, path: &str) -> Result<Option<Vec<String>>> {
-        Ok(self.listing(path).await?.map(|(names, _)| names))
+        Ok(self.children_stat(path).await?.map(|(names, _)| names))
     }
 
-    async fn listing(&self, path: &str) -> Result<Option<(Vec<String>, Stat)>> {
+    /// The same, with the node's stat.
+    pub(crate) async fn children_stat(&self, path: &str) -> Result<Option<(Vec<String>, Stat)>> {
         let Some((mut names, stat)) = self.request("listing", path, |client| client.get_children(path)).await? else {
             return Ok(None);
         };
@@ -338,13 +362,13 @@ impl Zk {
             return Err(TargetError::new(Class::Transient, format!("listing {path} in ZooKeeper"), why));
         }
         names.sort_unstable();
-        Ok(Some((names, stat_of(&stat))))
+        Ok(Some((names, self.noted(&stat))))
     }
 
     /// Names of a node's children, by a listing that is not older than `seen`: sessions can be with different servers, and one that
     /// is behind does not know of the newest children.
     pub(crate) async fn children_since(&self, path: &str, seen: &Stat) -> Result<Option<Vec<String>>> {
-        let Some((names, stat)) = self.listing(path).await? else { return Ok(None) };
+        let Some((names, stat)) = self.children_stat(path).await? else { return Ok(None) };
         let older = stat.children_zxid < seen.children_zxid;
         if older || stat.children_zxid == seen.children_zxid && stat.children != seen.children {
             let why = format!(
@@ -356,9 +380,16 @@ impl Zk {
         Ok(Some(names))
     }
 
-    /// A node's value with its full stat, for snapshots.
+    /// A node's value with its full stat, for snapshots. Fails when the value does not agree with its own length.
     pub(crate) async fn get_full(&self, path: &str) -> Result<Option<(Vec<u8>, zk::Stat)>> {
-        self.request("reading", path, |client| client.get_data(path)).await
+        let got = self.request("reading", path, |client| client.get_data(path)).await?;
+        match &got {
+            Some((value, stat)) if usize::try_from(stat.data_length) != Ok(value.len()) => {
+                let why = format!("the answer has {} bytes and says {}", value.len(), stat.data_length);
+                Err(TargetError::new(Class::Transient, format!("reading {path} in ZooKeeper"), why))
+            }
+            _ => Ok(got),
+        }
     }
 
     /// A node's stat; none when there is no such node.
@@ -377,6 +408,25 @@ impl Zk {
     pub(crate) fn committed_before(&self, zxid: i64, age: Duration) -> bool {
         self.committed.lock().unwrap_or_else(PoisonError::into_inner).before(Instant::now(), zxid, age)
     }
+
+    /// Sessions opened so far: changes when one is lost.
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Brings the server of every session up to the present. Opens those that are not open.
+    pub(crate) async fn sync_all(&self) -> Result<()> {
+        for index in 0..self.sessions.len() {
+            let client = self.session(index).await?;
+            self.pace.one().await;
+            let failed = |why: String| TargetError::new(Class::Transient, "bringing ZooKeeper up to the present", why);
+            match tokio::time::timeout(self.options.request_timeout, client.sync("/")).await {
+                Ok(result) => result.map_err(|e| failed(e.to_string()))?,
+                Err(_) => return Err(failed(format!("no answer within {} s", self.options.request_timeout.as_secs()))),
+            }
+        }
+        Ok(())
+    }
 }
 
 fn stat_of(stat: &zk::Stat) -> Stat {
@@ -387,6 +437,7 @@ fn stat_of(stat: &zk::Stat) -> Stat {
         created_ms: stat.ctime,
         modified_ms: stat.mtime,
         version: stat.version,
+        children_version: stat.cversion,
         children: u64::try_from(stat.num_children).unwrap_or(0),
         ephemeral: stat.ephemeral_owner != 0,
     }

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trimtab_policy::{Action, AgeRule, Policy, PolicyConfig, Protect, Rule, Trust};
+use trimtab_policy::{Action, AgeRule, OrphanRules, Policy, PolicyConfig, Protect, Rule, Trust};
 use trimtab_targets::Mode;
+use trimtab_targets::bookkeeper::Others;
+
+use crate::sightings::KEPT;
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +33,8 @@ pub struct Config {
     pub pulsar: PulsarConfig,
     /// The region of Hedwig.
     pub hedwig: HedwigConfig,
+    /// The ledgers of the Pulsar cluster.
+    pub bookkeeper: BookkeeperConfig,
     /// Limits on operations and calls.
     pub limits: Limits,
     /// Limits on what one scan may have carried out.
@@ -74,6 +79,51 @@ pub enum System {
     Pulsar,
     /// Hedwig.
     Hedwig,
+    /// The ledgers of the Pulsar cluster: those that nothing names.
+    Bookkeeper,
+}
+
+/// The ledgers of the Pulsar cluster. Where its metadata is, and the root of the ledgers in it, is in [`PulsarConfig`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BookkeeperConfig {
+    /// Name of the target in events and records. Rules for the Pulsar cluster's name are heeded too.
+    pub name: String,
+    /// Ledgers younger than this may be in creation.
+    #[serde(with = "humantime_serde")]
+    pub min_age: Duration,
+    /// How many scans must have seen a ledger unnamed and unchanged: 2 to 8.
+    pub sightings: u32,
+    /// How long after the first of them it may go.
+    #[serde(with = "humantime_serde")]
+    pub grace: Duration,
+    /// Check that a topic does not exist by creating and deleting its node in the transaction that deletes a ledger. Whoever watches for
+    /// new topics may see it for a moment. Otherwise ledgers of topics that do not exist are only reported.
+    pub absent_topics: bool,
+    /// The bookies' `gcWaitTime`: how long the data outlives its metadata at most.
+    #[serde(with = "humantime_serde")]
+    pub gc_wait: Duration,
+    /// Roots of DistributedLog namespaces in the same BookKeeper.
+    pub distributed_logs: Vec<String>,
+    /// `zk_prefix` of a Hedwig in the same BookKeeper.
+    pub hedwig: String,
+}
+
+impl Default for BookkeeperConfig {
+    fn default() -> Self {
+        let (rules, others) = (OrphanRules::default(), Others::default());
+        let seconds = |s: i64| Duration::from_secs(s.unsigned_abs());
+        BookkeeperConfig {
+            name: "bookkeeper".to_owned(),
+            min_age: seconds(rules.min_age_s),
+            sightings: rules.sightings,
+            grace: seconds(rules.grace_s),
+            absent_topics: rules.absent_topics,
+            gc_wait: seconds(rules.gc_wait_s),
+            distributed_logs: others.distributed_logs,
+            hedwig: others.hedwig,
+        }
+    }
 }
 
 /// A region of Hedwig.
@@ -541,10 +591,23 @@ impl Config {
         };
         share("max_share", self.caps.max_share)?;
         share("max_shrink", self.caps.max_shrink)?;
-        for (system, name) in [("pulsar", &self.pulsar.name), ("hedwig", &self.hedwig.name)] {
+        let names =
+            [("pulsar", &self.pulsar.name), ("hedwig", &self.hedwig.name), ("bookkeeper", &self.bookkeeper.name)];
+        for (system, name) in names {
             if name.is_empty() || !name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
                 return Err(ConfigError(format!("{system}.name is {name:?}; use lower-case letters, digits and -")));
             }
+        }
+        // The scans of the two would take each other's leases and requests.
+        if self.bookkeeper.name == self.pulsar.name {
+            return Err(ConfigError(format!(
+                "bookkeeper.name is {:?}, as pulsar.name is; they must differ",
+                self.pulsar.name
+            )));
+        }
+        if !(2..=KEPT as u32).contains(&self.bookkeeper.sightings) {
+            let why = format!("bookkeeper.sightings is {}; it is a number from 2 to {KEPT}", self.bookkeeper.sightings);
+            return Err(ConfigError(why));
         }
         if let Some(listen) = self.http.listen.filter(|listen| !listen.ip().is_loopback())
             && self.http.token_file.is_none()
@@ -564,14 +627,27 @@ impl Config {
     /// # Errors
     /// When a rule is not valid.
     pub fn policy(&self) -> Result<Policy, ConfigError> {
-        let rules =
-            self.rules.iter().enumerate().map(|(index, rule)| rule.compiled(index)).collect::<Result<_, _>>()?;
+        let mut rules =
+            self.rules.iter().enumerate().map(|(index, rule)| rule.compiled(index)).collect::<Result<Vec<_>, _>>()?;
+        if self.system == System::Bookkeeper {
+            // What is said of the cluster's topics is said of their ledgers.
+            for rule in rules.iter_mut().filter(|rule| rule.target.as_ref() == Some(&self.pulsar.name)) {
+                rule.target = Some(self.bookkeeper.name.clone());
+            }
+        }
         let default = PolicyConfig::default();
         let config = PolicyConfig {
             rules,
             age_rule: self.age_rule,
             protect: self.protect.clone().unwrap_or(default.protect),
-            valid_s: self.decision_valid.map_or(default.valid_s, |d| i64::try_from(d.as_secs()).unwrap_or(i64::MAX)),
+            valid_s: self.decision_valid.map_or(default.valid_s, whole_seconds),
+            orphans: OrphanRules {
+                min_age_s: whole_seconds(self.bookkeeper.min_age),
+                sightings: self.bookkeeper.sightings,
+                grace_s: whole_seconds(self.bookkeeper.grace),
+                absent_topics: self.bookkeeper.absent_topics,
+                gc_wait_s: whole_seconds(self.bookkeeper.gc_wait),
+            },
         };
         let text = serde_json::to_string(&config).map_err(|e| ConfigError(e.to_string()))?;
         let hash = trimtab_events::key_of("policy", &text);
@@ -582,6 +658,15 @@ impl Config {
     pub fn target(&self) -> &str {
         match self.system {
             System::Pulsar => &self.pulsar.name,
+            System::Hedwig => &self.hedwig.name,
+            System::Bookkeeper => &self.bookkeeper.name,
+        }
+    }
+
+    /// Name of the cluster that the target is a part of: what shares its metadata store's limit, and the wishes about its topics.
+    pub fn cluster(&self) -> &str {
+        match self.system {
+            System::Pulsar | System::Bookkeeper => &self.pulsar.name,
             System::Hedwig => &self.hedwig.name,
         }
     }
@@ -601,13 +686,17 @@ impl Config {
     }
 }
 
+fn whole_seconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
+}
+
 fn is_top_level(rest: &str) -> bool {
     ["MODE", "SYSTEM", "STATE_DIR", "EVERY", "AGE_RULE", "DECISION_VALID"].contains(&rest)
 }
 
 impl RuleText {
     fn compiled(&self, index: usize) -> Result<Rule, ConfigError> {
-        let seconds = |d: Option<Duration>| d.map(|d| i64::try_from(d.as_secs()).unwrap_or(i64::MAX));
+        let seconds = |d: Option<Duration>| d.map(whole_seconds);
         let name = if self.name.is_empty() { format!("rules[{index}]") } else { self.name.clone() };
         let bytes = |field: &str, text: &Option<String>| {
             let parse =

@@ -19,6 +19,7 @@ pub mod recovery;
 pub mod retry;
 pub mod scans;
 pub mod share;
+mod sightings;
 pub mod sign;
 pub mod telemetry;
 pub mod triggers;

@@ -1,19 +1,23 @@
 //! Planning: reads, decides, and hands the items over one after the other. Nothing is called, nothing is kept.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use tracing::warn;
+use trimtab_bus::Store;
 use trimtab_events::{
     Candidate, Decision, LedgerCandidate, PlanItem, ScanRef, ScanReport, Scope, SubscriberCandidate, TopicClass,
     Verdict,
 };
 use trimtab_policy::{Context, Policy, check_any, decide_any};
+use trimtab_targets::bookkeeper::ALL_LEDGERS;
 use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 
 use crate::activity::{ShardWatch, Watch};
+use crate::sightings::Sightings;
 use crate::worker::Failure;
-use crate::workers::{SHARD_TRIES, count, count_subscriber, reads};
+use crate::workers::{SHARD_TRIES, add_survey, count, count_orphan, count_subscriber, reads};
 
 /// What a plan is made from.
 pub struct Planning<'a> {
@@ -32,6 +36,9 @@ pub struct Planning<'a> {
     /// What is remembered of subscribers, and whether what is seen is remembered from now on. Without it nothing is known of their
     /// activity.
     pub watch: Option<(&'a Watch, bool)>,
+    /// Where sightings of ledgers that nothing names are remembered, and whether what is seen is remembered from now on. Without it each
+    /// of them is seen for the first time.
+    pub sightings: Option<(Arc<dyn Store>, bool)>,
 }
 
 /// What a plan found, apart from its items.
@@ -58,8 +65,8 @@ impl Planning<'_> {
         let report = ScanReport::begun(scan, self.target, self.scope, self.now_ms);
         let mut planned = Planned { report, user_topics: 0, problems: Vec::new() };
         let shards = self.inventory.shards(self.scope).await?;
-        // A snapshot is one shard and cannot be sorted in memory; a namespace can.
-        let whole = shards.iter().any(String::is_empty);
+        // A snapshot is one shard and cannot be sorted in memory, nor can all ledgers; a namespace can.
+        let whole = shards.iter().any(|shard| shard.is_empty() || shard == ALL_LEDGERS);
         for shard in shards {
             let (mut items, mut tries) = (Vec::new(), 0);
             let before = planned.clone();
@@ -104,6 +111,9 @@ impl Planning<'_> {
             if self.explain { Reads { subscribers: wanted.subscribers, ..Reads::ALL } } else { wanted }
         };
         let mut watched = Watched { watch: self.watch, group: None };
+        let sightings = self.sightings.as_ref();
+        let mut sightings =
+            sightings.map(|(store, record)| Sightings::new(store.clone(), self.target, scan.id, *record));
         let mut items = self.inventory.scan(shard, self.scope, &reads);
         while let Some(item) = items.next().await {
             let mut candidate = match item? {
@@ -112,11 +122,26 @@ impl Planning<'_> {
                     planned.problem(problem);
                     continue;
                 }
+                Item::Surveyed(survey) => {
+                    if let Some(sightings) = sightings.take() {
+                        sightings.finish().await.map_err(remembering)?;
+                    }
+                    for (shard, problem) in add_survey(&mut planned.report, *survey) {
+                        planned.problem(format!("{shard}: {problem}"));
+                    }
+                    continue;
+                }
             };
+            if let (Candidate::Orphan(ledger), Some(sightings)) = (&mut candidate, &mut sightings) {
+                sightings.recall(ledger).await.map_err(remembering)?;
+            }
             if let Candidate::Subscriber(log) = &mut candidate {
                 watched.see(log, self.now_ms, planned.problems.len()).await.map_err(remembering)?;
             }
             for decision in decide_any(&candidate, self.policy, &context) {
+                if let (Candidate::Orphan(ledger), Some(sightings)) = (&candidate, &mut sightings) {
+                    sightings.note(ledger, &decision, self.now_ms);
+                }
                 self.item(&candidate, decision, planned, each);
             }
         }
@@ -140,9 +165,13 @@ impl Planning<'_> {
                 count_subscriber(&mut planned.report, &decision);
                 "subscriber"
             }
+            Candidate::Orphan(ledger) => {
+                count_orphan(&mut planned.report, ledger, &decision);
+                "ledger"
+            }
         };
         let acts = decision.verdict.acts();
-        if acts && let Err(violation) = check_any(&decision, candidate, self.now_ms) {
+        if acts && let Err(violation) = check_any(&decision, candidate, self.policy, self.now_ms) {
             planned.problem(format!("{}: left out, it would break a promise: {violation}", decision.subject));
             return;
         }
@@ -199,7 +228,7 @@ pub(crate) fn group_of(subject: &str) -> &str {
 }
 
 fn remembering(failure: Failure) -> TargetError {
-    TargetError::new(Class::Invalid, "remembering what was seen of subscribers", failure)
+    TargetError::new(Class::Invalid, "remembering what was seen", failure)
 }
 
 impl Planned {

@@ -431,12 +431,16 @@ pub fn over_caps(report: &ScanReport, user_topics: u64, last_topics: Option<u64>
             proposed.bytes, caps.max_bytes
         ));
     }
-    let topics = share(proposed.acts, user_topics);
+    let (all, what) = match &report.survey {
+        Some(survey) => (survey.ledgers, "ledgers"),
+        None => (user_topics, "topics of users"),
+    };
+    let topics = share(proposed.acts, all);
     let bytes = share(proposed.bytes, report.bytes);
     let most = topics.max(bytes);
     (report.scope.topic.is_none() && most > caps.max_share).then(|| {
         format!(
-            "{} of the {user_topics} topics of users and {} of the bytes seen would be acted on, more than max_share ({}); look at the \
+            "{} of the {all} {what} and {} of the bytes seen would be acted on, more than max_share ({}); look at the \
              plan, and raise --max-share to allow it",
             percent(topics),
             percent(bytes),

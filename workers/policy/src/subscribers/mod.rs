@@ -41,6 +41,7 @@ pub fn decide_subscribers(log: &SubscriberCandidate, policy: &Policy, context: &
             offloaded_copies: Vec::new(),
             expire: Vec::new(),
             consume,
+            orphan: None,
             holder,
             revisit_ms: None,
             reasons,

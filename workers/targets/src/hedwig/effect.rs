@@ -35,7 +35,7 @@ fn owner_of(seen: &Candidate) -> Option<&str> {
             Log::Hedwig(topic) => topic.hub.present().filter(|hub| hub.alive).map(|hub| hub.address.as_str()),
             Log::Pulsar(_) => None,
         },
-        Candidate::Ledger(_) => None,
+        Candidate::Ledger(_) | Candidate::Orphan(_) => None,
     }
 }
 

@@ -8,9 +8,10 @@ use trimtab_events::{
     Partition, Retention,
 };
 
-use super::metadata::{self, LedgerState};
+use super::metadata;
 use super::names::{self, TopicName};
 use super::policies::{self, NamespacePolicies, TopicLevel, TopicPolicies};
+use crate::bookkeeper::{LedgerState, ledger_metadata};
 use crate::zk::Stat;
 
 /// What only a broker's configuration says. The defaults are Pulsar's own.
@@ -130,7 +131,7 @@ pub(crate) fn topic(
 
 /// What BookKeeper says of the last ledger, from its node.
 pub(crate) fn last_ledger(value: &[u8], stat: Stat) -> LastLedger {
-    match metadata::ledger_metadata(value) {
+    match ledger_metadata(value) {
         Ok(LedgerState::Open) => LastLedger::Open,
         Ok(LedgerState::Closed { entries, bytes }) => {
             LastLedger::Closed { entries, bytes, closed_ms: stat.modified_ms }

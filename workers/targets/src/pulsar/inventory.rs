@@ -18,6 +18,7 @@ use super::names::{self, TopicName};
 use super::policies::{self, NamespacePolicies, TopicLevel, TopicPolicies};
 use super::scope::ScopeFilter;
 use super::subscribers::{self, Grouper};
+use crate::bookkeeper::{Layout, layout_of};
 use crate::error::{Class, Result, TargetError};
 use crate::zk::{Stat, Zk};
 use crate::{Inventory, Item, Reads, ReadsOf};
@@ -37,14 +38,6 @@ pub trait AskBrokers: Send + Sync {
     fn record<'a>(&'a self, evidence: &'a [LedgerCandidate]) -> BoxFuture<'a, Result<()>>;
     /// Tells and records what asking has done: brokers took bundles of this namespace, and load these topics of theirs.
     fn loaded<'a>(&'a self, namespace: &'a str, topics: &'a [String]) -> BoxFuture<'a, Result<()>>;
-}
-
-/// How BookKeeper lays out its ledgers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
-    Flat,
-    Hierarchical,
-    Long,
 }
 
 /// Addresses of brokers.
@@ -101,9 +94,8 @@ impl PulsarInventory {
         let read = || async {
             let root = &self.settings.ledgers_root;
             match self.zk.get(&format!("{root}/LAYOUT")).await? {
-                Some((value, _)) => Ok(layout_of(&value)),
-                // Pulsar's own metadata driver writes no LAYOUT and uses the hierarchical one.
-                None if self.zk.stat(root).await?.is_some() => Ok(Ok(Layout::Hierarchical)),
+                Some((value, _)) => Ok(layout_of(Some(&value))),
+                None if self.zk.stat(root).await?.is_some() => Ok(layout_of(None)),
                 None => Ok(Err(format!("BookKeeper's root {root} does not exist; set ledgers_root"))),
             }
         };
@@ -112,7 +104,7 @@ impl PulsarInventory {
 
     async fn ledger_path(&self, id: i64) -> Result<std::result::Result<String, String>> {
         let root = &self.settings.ledgers_root;
-        let path = |layout| names::ledger_path(root, layout == Layout::Flat, layout == Layout::Long, id);
+        let path = |layout: Layout| layout.path(root, id);
         Ok(self.layout().await?.map(path))
     }
 
@@ -607,19 +599,18 @@ pub(super) fn with_subscribers<'a>(
     grouped.flatten().boxed()
 }
 
-fn is_change_events(encoded: &str) -> bool {
-    encoded == "__change_events" || encoded.starts_with("__change_events-partition-")
+/// What made the root of the managed ledgers, and when: the same cluster under whatever address.
+pub(crate) async fn cluster_identity(zk: &Zk) -> Result<String> {
+    let root = zk.get_full("/managed-ledgers").await?.map(|(_, stat)| (stat.czxid, stat.ctime));
+    let (zxid, at_ms) = root.ok_or_else(|| {
+        let why = "there is no such node; is the address (and its chroot) that of a Pulsar cluster?";
+        TargetError::new(Class::Invalid, "reading /managed-ledgers in ZooKeeper", why)
+    })?;
+    Ok(format!("pulsar {zxid:x}@{at_ms}"))
 }
 
-fn layout_of(value: &[u8]) -> std::result::Result<Layout, String> {
-    let text = String::from_utf8_lossy(value);
-    let factory = text.lines().nth(1).and_then(|line| line.rsplit_once(':')).map_or("", |(factory, _)| factory);
-    match factory.rsplit('.').next().unwrap_or_default() {
-        "FlatLedgerManagerFactory" => Ok(Layout::Flat),
-        "HierarchicalLedgerManagerFactory" | "LegacyHierarchicalLedgerManagerFactory" => Ok(Layout::Hierarchical),
-        "LongHierarchicalLedgerManagerFactory" => Ok(Layout::Long),
-        other => Err(format!("BookKeeper's ledger layout {other:?} is not known")),
-    }
+fn is_change_events(encoded: &str) -> bool {
+    encoded == "__change_events" || encoded.starts_with("__change_events-partition-")
 }
 
 fn unreadable(name: &TopicName, facts: &Namespace, settings: &Settings, error: &TargetError) -> LedgerCandidate {
@@ -631,6 +622,7 @@ fn unreadable(name: &TopicName, facts: &Namespace, settings: &Settings, error: &
         modified_ms: 0,
         version: -1,
         children: 0,
+        children_version: 0,
         ephemeral: false,
     };
     let mut topic = assemble::topic(name, stat, &[], facts, settings);
@@ -641,16 +633,7 @@ fn unreadable(name: &TopicName, facts: &Namespace, settings: &Settings, error: &
 
 impl Inventory for PulsarInventory {
     fn identity(&self) -> BoxFuture<'_, Result<String>> {
-        async move {
-            // What made the root of the managed ledgers, and when: the same cluster under whatever address.
-            let root = self.zk.get_full("/managed-ledgers").await?.map(|(_, stat)| (stat.czxid, stat.ctime));
-            let (zxid, at_ms) = root.ok_or_else(|| {
-                let why = "there is no such node; is the address (and its chroot) that of a Pulsar cluster?";
-                TargetError::new(Class::Invalid, "reading /managed-ledgers in ZooKeeper", why)
-            })?;
-            Ok(format!("pulsar {zxid:x}@{at_ms}"))
-        }
-        .boxed()
+        cluster_identity(&self.zk).boxed()
     }
 
     fn shards<'a>(&'a self, scope: &'a Scope) -> BoxFuture<'a, Result<Vec<String>>> {
@@ -745,7 +728,7 @@ impl Inventory for PulsarInventory {
                 let asked = self.ask_all(&open, std::slice::from_ref(&name), &reads).await?;
                 asked.into_iter().find_map(|item| match item {
                     Item::Candidate(Candidate::Ledger(topic)) => Some(*topic),
-                    Item::Candidate(Candidate::Subscriber(_)) | Item::Problem(_) => None,
+                    _ => None,
                 })
             } else {
                 self.topic(&open, &name, &reads).await?

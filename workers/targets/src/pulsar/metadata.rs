@@ -1,7 +1,6 @@
-//! The values of managed-ledger, cursor and ledger nodes.
+//! The values of managed-ledger and cursor nodes.
 //!
-//! Sources: `MLDataFormats.proto` of Pulsar 4.2 (with `MetadataCompressionConfig`'s header), `DataFormats.proto` and
-//! `LedgerMetadataSerDe` of BookKeeper 4.17.
+//! Sources: `MLDataFormats.proto` of Pulsar 4.2 (with `MetadataCompressionConfig`'s header).
 
 use std::io::Read;
 
@@ -114,16 +113,6 @@ struct PartOfBatch {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct RawLedgerMetadata {
-    #[prost(int64, tag = "3")]
-    length: i64,
-    #[prost(int64, optional, tag = "4")]
-    last_entry: Option<i64>,
-    #[prost(int32, optional, tag = "5")]
-    state: Option<i32>,
-}
-
-#[derive(Clone, PartialEq, Message)]
 struct CompressionHeader {
     #[prost(int32, optional, tag = "1")]
     kind: Option<i32>,
@@ -186,20 +175,6 @@ pub struct Hole {
     pub after: Position,
     /// The last entry.
     pub last: Position,
-}
-
-/// A BookKeeper ledger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LedgerState {
-    /// Open or in recovery.
-    Open,
-    /// Closed.
-    Closed {
-        /// Entries in it.
-        entries: i64,
-        /// Bytes of the entries, one replica.
-        bytes: i64,
-    },
 }
 
 /// Undoes Pulsar's compression of metadata values: `0x47 0x78`, the length of a header, the header, the compressed value. No
@@ -361,75 +336,67 @@ fn digest(bytes: &[u8]) -> String {
     sha2::Sha256::digest(bytes)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Decodes the value of a BookKeeper ledger's node, in any of its three versions.
+/// Ledgers that a cursor names as its own. Its positions own nothing: they may stay in a ledger that is gone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CursorReferences {
+    /// Where it keeps its positions, and its newest properties with them.
+    pub positions: Option<i64>,
+    /// The compacted form of its topic.
+    pub compacted: Option<i64>,
+    /// Buckets of delayed messages.
+    pub buckets: Vec<i64>,
+}
+
+/// Property that names the compacted form of a topic.
+const COMPACTED: &str = "CompactedTopicLedger";
+/// Begins the properties that Pulsar keeps for itself.
+const INTERNAL: &str = "#pulsar.internal.";
+/// Begins those that name buckets of delayed messages.
+const BUCKET: &str = "#pulsar.internal.delayed.bucket";
+
+/// Decodes which ledgers a cursor's node names.
 ///
 /// # Errors
-/// When the value is damaged or of another version.
-pub fn ledger_metadata(value: &[u8]) -> Result<LedgerState, Undecodable> {
-    let rest =
-        value.strip_prefix(b"BookieMetadataFormatVersion\t").ok_or_else(|| bad("not the metadata of a ledger"))?;
-    let end = rest.iter().position(|byte| *byte == b'\n').ok_or_else(|| bad("the metadata ends in its first line"))?;
-    let (version, body) = (&rest[..end], &rest[end + 1..]);
-    match version {
-        b"3" => {
-            let raw = RawLedgerMetadata::decode_length_delimited(body).map_err(bad)?;
-            state(raw.state, raw.last_entry, raw.length)
+/// When the value is damaged, or has something in it that may name a ledger in a way that is not known here.
+pub fn cursor_references(value: &[u8]) -> Result<CursorReferences, Undecodable> {
+    only_fields(&decompress(value)?, 9)?;
+    let info = cursor_info(value)?;
+    let mut found = CursorReferences { positions: info.cursor_ledger, ..CursorReferences::default() };
+    for (_, id) in info.properties.iter().filter(|(name, _)| name == COMPACTED) {
+        if *id < 0 || found.compacted.replace(*id).is_some() {
+            return Err(bad(format!("property {COMPACTED} is {id}, or there twice")));
         }
-        b"2" => text_protobuf(body),
-        b"1" => version_1(body),
-        other => Err(bad(format!("metadata version {} is not known", String::from_utf8_lossy(other)))),
     }
+    for (name, value) in info.cursor_properties.iter().filter(|(name, _)| name.starts_with(INTERNAL)) {
+        let id = value.parse::<i64>().ok().filter(|id| name.starts_with(BUCKET) && *id >= 0);
+        found.buckets.push(id.ok_or_else(|| bad(format!("property {name} = {value} is not of a known form")))?);
+    }
+    Ok(found)
 }
 
-fn state(state: Option<i32>, last_entry: Option<i64>, length: i64) -> Result<LedgerState, Undecodable> {
-    match (state, last_entry) {
-        (Some(1 | 2), _) => Ok(LedgerState::Open),
-        (Some(3), Some(last)) if (-1..i64::MAX).contains(&last) => {
-            Ok(LedgerState::Closed { entries: last + 1, bytes: length })
-        }
-        (Some(3), _) => Err(bad("a closed ledger without a last entry")),
-        (other, _) => Err(bad(format!("ledger state {other:?} is not known"))),
-    }
+/// Decodes which ledgers a topic's node names, and of which its copy in BookKeeper is said to be gone. Stricter than
+/// [`managed_ledger_info`]: what a later version may have added could name ledgers too.
+///
+/// # Errors
+/// When the value is damaged, or has something in it that is not known here.
+pub fn topic_references(value: &[u8]) -> Result<Vec<(i64, bool)>, Undecodable> {
+    only_fields(&decompress(value)?, 3)?;
+    let list = managed_ledger_info(value)?;
+    let tiered = |info: &trimtab_events::LedgerInfo| info.offload.is_some_and(|o| o.complete && o.bookkeeper_deleted);
+    Ok(list.ledgers.iter().map(|info| (info.id, tiered(info))).collect())
 }
 
-/// Version 2: protobuf's text format. Only the three fields at its top level are looked at.
-fn text_protobuf(body: &[u8]) -> Result<LedgerState, Undecodable> {
-    let text = std::str::from_utf8(body).map_err(bad)?;
-    let (mut depth, mut found, mut last, mut length) = (0_i32, None, None, 0);
-    for line in text.lines().map(str::trim) {
-        if line.ends_with('{') {
-            depth += 1;
-        } else if line == "}" {
-            depth -= 1;
-        } else if let (0, Some((field, value))) = (depth, line.split_once(':')) {
-            let value = value.trim();
-            match field {
-                "state" => found = ["OPEN", "IN_RECOVERY", "CLOSED"].iter().position(|s| *s == value),
-                "lastEntryId" => last = Some(value.parse().map_err(|e| bad(format!("lastEntryId: {e}")))?),
-                "length" => length = value.parse().map_err(|e| bad(format!("length: {e}")))?,
-                _ => {}
-            }
+/// Refuses a message with fields beyond the highest that is known.
+pub(crate) fn only_fields(mut message: &[u8], highest: u32) -> Result<(), Undecodable> {
+    use prost::encoding::{DecodeContext, decode_key, skip_field};
+    while !message.is_empty() {
+        let (tag, wire) = decode_key(&mut message).map_err(bad)?;
+        if tag > highest {
+            return Err(bad(format!("field {tag} is not known to this version, and may name ledgers")));
         }
+        skip_field(wire, tag, &mut message, DecodeContext::default()).map_err(bad)?;
     }
-    state(found.and_then(|index| i32::try_from(index + 1).ok()), last, length)
-}
-
-/// Version 1: lines of text. Quorum size, ensemble size, length, one line a segment; the last one, `<entry>\tCLOSED`, once it
-/// is closed, with -102 for a ledger in recovery.
-fn version_1(body: &[u8]) -> Result<LedgerState, Undecodable> {
-    let text = std::str::from_utf8(body).map_err(bad)?;
-    let mut lines = text.lines().skip(2);
-    let length = lines.next().ok_or_else(|| bad("the metadata has no length"))?;
-    let length: i64 = length.trim().parse().map_err(|e| bad(format!("length: {e}")))?;
-    for line in lines {
-        if let Some(entry) = line.strip_suffix("\tCLOSED") {
-            return match entry.parse::<i64>().map_err(|e| bad(format!("last entry: {e}")))? {
-                -102 => Ok(LedgerState::Open),
-                last => state(Some(3), Some(last), length),
-            };
-        }
-    }
-    Ok(LedgerState::Open)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -462,6 +429,36 @@ mod tests {
         let twice = RawManagedLedgerInfo { ledgers: vec![two.ledgers[0].clone(), two.ledgers[0].clone()], ..two };
         assert!(managed_ledger_info(&twice.encode_to_vec()).is_err());
         assert_eq!(managed_ledger_info(&[]).unwrap(), ManagedLedger::default());
+    }
+
+    #[test]
+    fn what_cursors_name() {
+        let long = |name: &str, value| LongProperty { name: name.into(), value };
+        let text = |key: &str, value: &str| KeyValue { key: key.into(), value: value.into() };
+        let raw = RawCursorInfo {
+            cursors_ledger: Some(0),
+            mark_delete_ledger: Some(1),
+            mark_delete_entry: Some(-1),
+            properties: vec![long("CompactedTopicLedger", 7), long("producer-1", 9)],
+            cursor_properties: vec![text("#pulsar.internal.delayed.bucket_1_2", "8"), text("mine", "10")],
+            ..RawCursorInfo::default()
+        };
+        let found = cursor_references(&raw.encode_to_vec()).unwrap();
+        assert_eq!(found, CursorReferences { positions: Some(0), compacted: Some(7), buckets: vec![8] });
+        for change in [
+            |raw: &mut RawCursorInfo| raw.cursors_ledger = None,
+            |raw: &mut RawCursorInfo| raw.properties[0].value = -1,
+            |raw: &mut RawCursorInfo| raw.properties.push(raw.properties[0].clone()),
+            |raw: &mut RawCursorInfo| raw.cursor_properties[0].value = "x".into(),
+            |raw: &mut RawCursorInfo| raw.cursor_properties[0].key = "#pulsar.internal.new".into(),
+        ] {
+            let mut raw = raw.clone();
+            change(&mut raw);
+            assert!(cursor_references(&raw.encode_to_vec()).is_err(), "{raw:?}");
+        }
+        let mut later = raw.encode_to_vec();
+        later.extend([10 << 3, 1]);
+        assert!(cursor_references(&later).is_err());
     }
 
     #[test]
@@ -512,34 +509,13 @@ mod tests {
         assert!(cursor_info(&raw(vec![range(None, (1, 5))]).encode_to_vec()).is_err());
     }
 
-    #[test]
-    fn ledgers_in_three_versions() {
-        let mut v3 = b"BookieMetadataFormatVersion\t3\n".to_vec();
-        let body = hex("08011001 18c650 2009 2803");
-        v3.push(body.len() as u8);
-        v3.extend_from_slice(&body);
-        assert_eq!(ledger_metadata(&v3).unwrap(), LedgerState::Closed { entries: 10, bytes: 10310 });
-        let v2 = b"BookieMetadataFormatVersion\t2\nquorumSize: 1\nlength: 7\nlastEntryId: 0\nstate: CLOSED\nsegment {\n  firstEntryId: 0\n}\n";
-        assert_eq!(ledger_metadata(v2).unwrap(), LedgerState::Closed { entries: 1, bytes: 7 });
-        let v1 = |end: &str| format!("BookieMetadataFormatVersion\t1\n1\n1\n0\n0\t127.0.0.1:3181\n{end}");
-        assert_eq!(ledger_metadata(v1("9\tCLOSED").as_bytes()).unwrap(), LedgerState::Closed { entries: 10, bytes: 0 });
-        assert_eq!(ledger_metadata(v1("-102\tCLOSED").as_bytes()).unwrap(), LedgerState::Open);
-        assert_eq!(ledger_metadata(v1("").as_bytes()).unwrap(), LedgerState::Open);
-        assert!(ledger_metadata(b"BookieMetadataFormatVersion\t4\n").is_err());
-    }
-
     proptest! {
         #[test]
         fn no_bytes_make_a_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0_u8..6, size in 0_u8..127) {
-            let _ = (managed_ledger_info(&bytes), cursor_info(&bytes), ledger_metadata(&bytes));
+            let _ = (managed_ledger_info(&bytes), cursor_info(&bytes), cursor_references(&bytes));
             let mut compressed = vec![0x47, 0x78, 0, 0, 0, 4, 8, kind, 16, size];
             compressed.extend_from_slice(&bytes);
             let _ = (managed_ledger_info(&compressed), cursor_info(&compressed));
-            for version in ["1", "2", "3"] {
-                let mut ledger = format!("BookieMetadataFormatVersion\t{version}\n").into_bytes();
-                ledger.extend_from_slice(&bytes);
-                let _ = ledger_metadata(&ledger);
-            }
         }
     }
 }

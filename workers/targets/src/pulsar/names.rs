@@ -146,7 +146,7 @@ fn stays(byte: u8) -> bool {
 }
 
 /// Java's `URLEncoder` in UTF-8: how names of topics and cursors stand in paths.
-pub(super) fn encode(text: &str) -> String {
+pub(crate) fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
@@ -159,7 +159,7 @@ pub(super) fn encode(text: &str) -> String {
 }
 
 /// The reverse of [`encode`]; none when it is not valid.
-pub(super) fn decode(text: &str) -> Option<String> {
+pub(crate) fn decode(text: &str) -> Option<String> {
     if !text.contains(['%', '+']) {
         return Some(text.to_owned());
     }

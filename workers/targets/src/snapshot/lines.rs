@@ -38,6 +38,8 @@ pub(crate) struct Line<'a> {
     ctime: i64,
     mtime: i64,
     version: i32,
+    #[serde(default)]
+    cversion: i32,
     ephemeral_owner: i64,
     num_children: u64,
     #[serde(default, borrow)]
@@ -65,7 +67,12 @@ impl Line<'_> {
         base64::engine::general_purpose::STANDARD
             .decode_vec(self.data.as_bytes(), value)
             .map_err(|e| format!("data of {} is not base64: {e}", self.path))?;
-        Ok(Stat {
+        Ok(self.stat())
+    }
+
+    /// Its stat.
+    pub(crate) fn stat(&self) -> Stat {
+        Stat {
             created_zxid: self.czxid,
             modified_zxid: self.mzxid,
             children_zxid: self.pzxid,
@@ -73,8 +80,9 @@ impl Line<'_> {
             modified_ms: self.mtime,
             version: self.version,
             children: self.num_children,
+            children_version: self.cversion,
             ephemeral: self.ephemeral_owner != 0,
-        })
+        }
     }
 }
 
@@ -87,6 +95,16 @@ pub struct Header {
     pub source: Option<String>,
     /// When it was taken, milliseconds since 1970.
     pub taken_ms: Option<i64>,
+}
+
+impl Header {
+    /// What identifies the cluster that a file is of.
+    pub(crate) fn identity(&self, file: &Path) -> String {
+        match &self.source {
+            Some(source) => format!("snapshot of {source}"),
+            None => format!("snapshot {}", file.display()),
+        }
+    }
 }
 
 pub(crate) fn header(path: &Path) -> Result<Header> {

@@ -10,7 +10,7 @@ mod out;
 use futures::stream::{self, BoxStream, StreamExt};
 
 pub use self::lines::Header;
-pub(crate) use self::lines::{Lines, Node, header, invalid, parse_line};
+pub(crate) use self::lines::{Line, Lines, Node, header, invalid, parse_line};
 pub use self::out::SnapshotTotals;
 pub(crate) use self::out::{Sink, node, to_file};
 use crate::Item;

@@ -136,12 +136,24 @@ impl Command {
     }
 }
 
+/// What is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// Ledgers that topics keep for nobody, and stale subscribers
+    Topic,
+    /// Ledgers of BookKeeper that nothing names any more
+    Orphan,
+}
+
 /// Where a target is read from and how fast.
 #[derive(Debug, Default, ClapArgs)]
 pub struct SourceArgs {
     /// Where the metadata is: zk://host:port,host:port/chroot for Pulsar, hedwig+zk://host:port for a region of Hedwig
     #[arg(long, value_name = "ADDRESS")]
     pub from: Option<String>,
+    /// What is looked for: `topic` (default), or `orphan` for ledgers of a Pulsar cluster that nothing names
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub kind: Option<Kind>,
     /// Policies that topics set for themselves: JSON, topic → {"retention": [minutes, MB], "ttl": seconds}; taken to be
     /// complete
     #[arg(long, value_name = "FILE")]
@@ -170,17 +182,29 @@ pub struct SourceArgs {
 }
 
 impl SourceArgs {
-    pub(crate) fn apply(&self, config: &mut Config) {
+    pub(crate) fn apply(&self, config: &mut Config) -> Result<(), Usage> {
         match self.from.as_deref().map(|from| (from, from.strip_prefix("hedwig+"))) {
             Some((_, Some(region))) => {
                 config.system = System::Hedwig;
                 config.hedwig.metadata = Some(region.to_owned());
             }
             Some((from, None)) => {
-                config.system = System::Pulsar;
+                if config.system == System::Hedwig {
+                    config.system = System::Pulsar;
+                }
                 config.pulsar.metadata = Some(from.to_owned());
             }
             None => {}
+        }
+        match (self.kind, config.system) {
+            (Some(Kind::Orphan), System::Pulsar) => config.system = System::Bookkeeper,
+            (Some(Kind::Topic), System::Bookkeeper) => config.system = System::Pulsar,
+            (Some(Kind::Orphan), System::Hedwig) => {
+                return Err(Usage(
+                    "orphan ledgers of Hedwig are not looked for; --kind orphan is about a Pulsar cluster".to_owned(),
+                ));
+            }
+            _ => {}
         }
         let pulsar = &mut config.pulsar;
         set(&mut pulsar.topic_policies_file, &self.topic_policies);
@@ -193,6 +217,7 @@ impl SourceArgs {
         pulsar.allowed_hosts.extend(self.allowed_host.iter().cloned());
         config.limits.metadata_rate = self.metadata_rate.unwrap_or(config.limits.metadata_rate);
         config.limits.sessions = self.sessions.unwrap_or(config.limits.sessions);
+        Ok(())
     }
 }
 
@@ -301,7 +326,7 @@ pub struct PlanArgs {
     /// Save the plan, for `apply`
     #[arg(short = 'o', value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Remember what is seen of subscribers, so that later plans and runs know for how long nothing has changed
+    /// Remember what is seen of subscribers and of ledgers that nothing names, so that later plans and runs know for how long nothing has changed
     #[arg(long)]
     pub remember: bool,
     /// Exit with 5 when there is something to reclaim
@@ -373,7 +398,7 @@ fn working(
     every: Option<Duration>,
 ) -> anyhow::Result<Config> {
     let mut config = global.config()?;
-    source.apply(&mut config);
+    source.apply(&mut config)?;
     bus.apply(&mut config);
     if apply {
         config.mode = RunMode::Apply;

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use futures::StreamExt;
 use trimtab_events::{Outcome, PLAN_FORMAT, Plan, PlanItem, PlanTotals, ScanRef, Scope, Status};
 use trimtab_policy::Policy;
+use trimtab_targets::bookkeeper::{self, LedgerSnapshot};
 use trimtab_targets::hedwig::HedwigSnapshot;
 use trimtab_targets::pulsar::snapshot::{Snapshot, write};
 use trimtab_targets::{Inventory, Mode};
@@ -28,7 +29,7 @@ use crate::workers::{Executor, ExecutorParts};
 /// `plan`
 pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Exit> {
     let mut config = context.global.config()?;
-    args.source.apply(&mut config);
+    args.source.apply(&mut config)?;
     config.check()?;
     let policy = config.policy()?;
     let mut scope = args.scope.scope();
@@ -39,6 +40,12 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
     let (inventory, taken_ms): (Arc<dyn Inventory>, Option<i64>) = match &args.snapshot {
         Some(file) if config.system == System::Hedwig => {
             let snapshot = HedwigSnapshot::open(file, runtime::hedwig_settings(&config))?;
+            let taken_ms = snapshot.header().taken_ms;
+            (Arc::new(snapshot), taken_ms)
+        }
+        Some(file) if config.system == System::Bookkeeper => {
+            let options = runtime::ledger_options(&config);
+            let snapshot = LedgerSnapshot::open(file, options, args.now.map(|now| now.0))?;
             let taken_ms = snapshot.header().taken_ms;
             (Arc::new(snapshot), taken_ms)
         }
@@ -55,13 +62,16 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
     };
     let now_ms = args.now.map(|now| now.0).or(taken_ms).unwrap_or_else(|| clock.now_ms());
     // A live plan reads what earlier runs remembered; one from a file only where it is told to, since it may be of another cluster.
-    let remembers = policy.judges_any_subscriber() && (args.remember || args.snapshot.is_none());
+    let orphans = config.system == System::Bookkeeper;
+    let remembers = (orphans || policy.judges_any_subscriber()) && (args.remember || args.snapshot.is_none());
     let wires = if remembers { Some(runtime::wires(&config, &runtime::instance()).await?) } else { None };
     let watch = match &wires {
-        Some(wires) => Some(Activity::new(wires.store.clone(), config.target()).begin().await?),
+        Some(wires) => Some(Activity::new(wires.store.clone(), config.cluster()).begin().await?),
         None => None,
     };
+    let sightings = wires.as_ref().map(|wires| (wires.store.clone(), args.remember && scope.is_all()));
     let planning = Planning {
+        sightings: sightings.filter(|_| orphans),
         watch: watch.as_ref().map(|watch| (watch, args.remember && scope.whole_namespaces())),
         inventory: inventory.as_ref(),
         policy: &policy,
@@ -117,6 +127,7 @@ fn head(config: &Config, policy: &Policy, cluster: String, scope: Scope, now_ms:
             proposed: report.proposed,
         },
         problems: planned.problems.clone(),
+        survey: report.survey.clone(),
         items: Vec::new(),
     }
 }
@@ -178,6 +189,9 @@ fn print_plan(head: &Plan, planned: &Planned, spool: &mut Spool, args: &PlanArgs
         spool.groups.print();
     }
     println!("\n{}", table::totals(&planned.report));
+    if let Some(survey) = &planned.report.survey {
+        println!("\n{}", table::survey(survey, planned.report.proposed.acts));
+    }
     for problem in &planned.problems {
         eprintln!("incomplete: {problem}");
     }
@@ -241,10 +255,14 @@ fn load(file: &Path) -> anyhow::Result<Plan> {
 /// `apply`
 pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<Exit> {
     let mut config = context.global.config()?;
-    args.source.apply(&mut config);
+    args.source.apply(&mut config)?;
     args.caps.apply(&mut config)?;
     let clock = Clock::system();
     let plan = load(&args.plan)?;
+    // The plan says what it is about.
+    if plan.target == config.bookkeeper.name && config.system == System::Pulsar {
+        config.system = System::Bookkeeper;
+    }
     if clock.now_ms() > plan.expires_ms {
         anyhow::bail!(Usage(format!("the plan expired at {}; make a new one", timestamp(plan.expires_ms))));
     }
@@ -281,7 +299,7 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<
         // Naming a reviewed plan is the switch.
         mode: Mode::Apply,
         scans: Scans::new(wires.store.clone()),
-        activity: Activity::new(wires.store.clone(), config.target()),
+        activity: Activity::new(wires.store.clone(), config.cluster()),
         journal,
         trusted: Trusted::default(),
         signer: Signer::ephemeral(),
@@ -313,6 +331,7 @@ fn stopped(plan: &Plan, scan: ScanRef, config: &Config) -> Option<String> {
         topics: totals.topics,
         bytes: totals.bytes,
         proposed: totals.proposed,
+        survey: plan.survey.clone(),
         ..trimtab_events::ScanReport::begun(scan, &plan.target, &plan.scope, plan.now_ms)
     };
     over_caps(&report, totals.topics, None, &config.caps)
@@ -380,7 +399,14 @@ impl Applied {
 /// `snapshot`
 pub(crate) async fn snapshot(context: &Context, args: SnapshotArgs) -> anyhow::Result<Exit> {
     let mut config = context.global.config()?;
-    args.source.apply(&mut config);
+    args.source.apply(&mut config)?;
+    if config.system == System::Bookkeeper {
+        let (inventory, _) = runtime::ledger_inventory(&config).await?;
+        let totals = bookkeeper::write(&inventory, &args.out, Clock::system().now_ms()).await?;
+        let (lines, operations) = (totals.lines, inventory.operations());
+        println!("{}: {lines} lines, {operations} metadata operations", args.out.display());
+        return Ok(Exit::Done);
+    }
     let live = runtime::pulsar(&config, None).await?;
     let totals = write(&live.inventory, &args.scope.scope(), &args.out, Clock::system().now_ms()).await?;
     println!(

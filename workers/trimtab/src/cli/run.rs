@@ -15,7 +15,7 @@ use super::table::{self, Groups};
 use super::{Context, Exit, Usage};
 use crate::activity::Activity;
 use crate::clock::Clock;
-use crate::config::{Config, ConfigError, RunMode, secret};
+use crate::config::{Config, ConfigError, RunMode, System, secret};
 use crate::http::{self, Check, Served};
 use crate::journal::{Entry, Journal, RecordKind};
 use crate::metrics::Metrics;
@@ -66,7 +66,7 @@ impl Process {
     }
 
     pub(crate) fn activity(&self) -> Activity {
-        Activity::new(self.wires.store.clone(), self.config.target())
+        Activity::new(self.wires.store.clone(), self.config.cluster())
     }
 
     fn once(&self) -> Once {
@@ -91,10 +91,11 @@ impl Process {
     /// Starts the scanner, with its part of the cluster's limit.
     pub(crate) async fn start_scanner(&self, live: &Live) -> anyhow::Result<()> {
         let name = self.config.target();
+        let cluster = self.config.cluster();
         if self.config.limits.metadata_rate > 0.0 {
             let limit = self.config.limits.metadata_rate;
             let store = self.wires.store.clone();
-            let share = Share::new(store, name, &self.instance, limit, live.pace.clone(), self.clock.clone());
+            let share = Share::new(store, cluster, &self.instance, limit, live.pace.clone(), self.clock.clone());
             share.speak().await?;
             let stop = self.stop.clone();
             self.tasks.spawn(async move {
@@ -106,6 +107,7 @@ impl Process {
         }
         let parts = ScannerParts {
             target: name.to_owned(),
+            cluster: cluster.to_owned(),
             inventory: live.inventory.clone(),
             policy: self.config.policy()?,
             caps: self.config.caps,
@@ -260,15 +262,18 @@ async fn look(context: &Context, config: &Config, scope: &Scope) -> anyhow::Resu
     let live = runtime::live(config, journal).await?;
     let policy = config.policy()?;
     // Looking again and again is how a history comes about.
-    let wires =
-        if policy.judges_any_subscriber() { Some(runtime::wires(config, &runtime::instance()).await?) } else { None };
+    let orphans = config.system == System::Bookkeeper;
+    let remembers = orphans || policy.judges_any_subscriber();
+    let wires = if remembers { Some(runtime::wires(config, &runtime::instance()).await?) } else { None };
     loop {
-        let activity = wires.as_ref().map(|wires| Activity::new(wires.store.clone(), config.target()));
+        let activity = wires.as_ref().map(|wires| Activity::new(wires.store.clone(), config.cluster()));
         let watch = match &activity {
             Some(activity) => Some(activity.begin().await?),
             None => None,
         };
+        let sightings = wires.as_ref().map(|wires| (wires.store.clone(), scope.is_all()));
         let planning = Planning {
+            sightings: sightings.filter(|_| orphans),
             watch: watch.as_ref().map(|watch| (watch, scope.whole_namespaces())),
             inventory: live.inventory.as_ref(),
             policy: &policy,
@@ -284,7 +289,11 @@ async fn look(context: &Context, config: &Config, scope: &Scope) -> anyhow::Resu
             println!("{}", serde_json::to_string(&planned.report)?);
         } else {
             groups.print();
-            println!("\n{}\nOnly looked. Act with --apply.", table::totals(&planned.report));
+            println!("\n{}", table::totals(&planned.report));
+            if let Some(survey) = &planned.report.survey {
+                println!("\n{}", table::survey(survey, planned.report.proposed.acts));
+            }
+            println!("Only looked. Act with --apply.");
         }
         let exit = if planned.report.complete && planned.report.unknown == 0 { Exit::Done } else { Exit::Partial };
         let Some(every) = config.every else { return Ok(exit) };

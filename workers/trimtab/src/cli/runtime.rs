@@ -9,6 +9,7 @@ use futures::future::{BoxFuture, FutureExt};
 use tracing::warn;
 use trimtab_bus::{Bus, BusOptions, InProcess, SqliteStore, Store};
 use trimtab_events::{LedgerCandidate, Retention};
+use trimtab_targets::bookkeeper::{LedgerAct, LedgerInventory, LedgerOptions, Others};
 use trimtab_targets::hedwig::{self, HedwigAct, HedwigInventory, HubOptions, Hubs, Trust};
 use trimtab_targets::pulsar::wire::TlsOptions;
 use trimtab_targets::pulsar::{
@@ -40,7 +41,30 @@ pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyh
             Ok(Live { inventory, act, pace })
         }
         System::Hedwig => hedwig_region(config).await,
+        System::Bookkeeper => ledgers(config).await,
     }
+}
+
+async fn ledgers(config: &Config) -> anyhow::Result<Live> {
+    let (inventory, pace) = ledger_inventory(config).await?;
+    let act = Arc::new(LedgerAct::new(inventory.clone()));
+    Ok(Live { inventory, act, pace })
+}
+
+/// Connects to the metadata of the configured Pulsar cluster's ledgers.
+pub(crate) async fn ledger_inventory(config: &Config) -> anyhow::Result<(Arc<LedgerInventory>, Arc<Pace>)> {
+    let address = config.pulsar.metadata.as_deref();
+    let (zk, pace) = reader(config, address, config.pulsar.zk(), "pulsar").await?;
+    // The look before an act goes through sessions of its own, under the same limit.
+    let again = connect(config, address, config.pulsar.zk(), "pulsar", pace.clone()).await?;
+    Ok((Arc::new(LedgerInventory::new(zk, again, ledger_options(config))), pace))
+}
+
+/// Where the ledgers are, and what else may name them.
+pub(crate) fn ledger_options(config: &Config) -> LedgerOptions {
+    let bookkeeper = &config.bookkeeper;
+    let others = Others { distributed_logs: bookkeeper.distributed_logs.clone(), hedwig: bookkeeper.hedwig.clone() };
+    LedgerOptions { root: config.pulsar.ledgers_root.clone(), others }
 }
 
 /// Connects to the configured region of Hedwig.
@@ -85,6 +109,17 @@ async fn reader(
     access: ZkAccess<'_>,
     system: &str,
 ) -> anyhow::Result<(Zk, Arc<Pace>)> {
+    let pace = Arc::new(Pace::new(config.limits.metadata_rate).map_err(|e| Usage(e.to_string()))?);
+    Ok((connect(config, address, access, system, pace.clone()).await?, pace))
+}
+
+async fn connect(
+    config: &Config,
+    address: Option<&str>,
+    access: ZkAccess<'_>,
+    system: &str,
+    pace: Arc<Pace>,
+) -> anyhow::Result<Zk> {
     let address = address.ok_or_else(|| {
         let scheme = if system == "pulsar" { "zk" } else { "hedwig+zk" };
         Usage(format!(
@@ -93,9 +128,8 @@ async fn reader(
     })?;
     let mut connection = Connection::parse(address).map_err(|e| Usage(e.to_string()))?;
     secure(&mut connection, access)?;
-    let pace = Arc::new(Pace::new(config.limits.metadata_rate).map_err(|e| Usage(e.to_string()))?);
     let options = ZkOptions { sessions: config.limits.sessions, window: config.limits.window, ..ZkOptions::default() };
-    Ok((Zk::connect(connection, options, pace.clone()).await?, pace))
+    Ok(Zk::connect(connection, options, pace).await?)
 }
 
 /// A Pulsar cluster.

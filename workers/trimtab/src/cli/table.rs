@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use comfy_table::{CellAlignment, Table, presets};
-use trimtab_events::{PlanItem, ScanReport, Verdict, subscriber_subject};
+use trimtab_events::{Kept, PlanItem, ScanReport, SurveyReport, Verdict, subscriber_subject};
 
 use crate::config::show_bytes;
 use crate::plan::group_of;
@@ -51,7 +51,11 @@ const HOLDERS: usize = 10;
 impl Groups {
     pub(crate) fn add(&mut self, item: &PlanItem) {
         self.note_holder(item);
-        let group = self.groups.entry(group_of(&item.subject).to_owned()).or_default();
+        // A ledger belongs where its owner does.
+        let owner = item.reasons.first().and_then(|reason| reason.inputs.get("owner"));
+        let subject = owner.map_or(item.subject.as_str(), |owner| owner.as_ref());
+        let name = if item.kind == "ledger" && owner.is_none() { "(no owner)" } else { group_of(subject) };
+        let group = self.groups.entry(name.to_owned()).or_default();
         *group.verdicts.entry(item.verdict).or_default() += 1;
         if item.verdict.acts() {
             group.ledgers += item.ledgers.len() as u64;
@@ -113,11 +117,12 @@ impl Groups {
 /// The totals of a scan or a plan.
 pub(crate) fn totals(report: &ScanReport) -> String {
     let verdicts: Vec<String> = report.verdicts.iter().map(|(verdict, n)| format!("{n} {verdict}")).collect();
-    let mut text = format!(
-        "{} topics: {}",
-        report.topics,
-        if verdicts.is_empty() { "none".to_owned() } else { verdicts.join(", ") }
-    );
+    let (seen, what) = match &report.survey {
+        Some(survey) => (survey.lonely, "ledgers that nothing names"),
+        None => (report.topics, "topics"),
+    };
+    let mut text =
+        format!("{seen} {what}: {}", if verdicts.is_empty() { "none".to_owned() } else { verdicts.join(", ") });
     if !report.subscribers.is_empty() {
         let judged: Vec<String> = report.subscribers.iter().map(|(verdict, n)| format!("{n} {verdict}")).collect();
         text += &format!("\n{} subscribers: {}", report.subscribers.values().sum::<u64>(), judged.join(", "));
@@ -131,10 +136,43 @@ pub(crate) fn totals(report: &ScanReport) -> String {
         show_bytes(bytes)
     );
     if report.unknown > 0 {
-        text += &format!(
-            "\n{} topics and subscribers are kept because something about them could not be learned",
-            report.unknown
-        );
+        text += &format!("\n{} of them are kept because something about them could not be learned", report.unknown);
+    }
+    text
+}
+
+/// What a survey of all ledgers found: what a plain set difference would have deleted and why ours keeps it, and names of what is not there.
+pub(crate) fn survey(survey: &SurveyReport, orphans: u64) -> String {
+    let comparison = &survey.comparison;
+    let shown = |kept: &Kept| {
+        let ids: Vec<String> = kept.examples.iter().map(i64::to_string).collect();
+        let more = if kept.ledgers > ids.len() as u64 { ", …" } else { "" };
+        format!("{}{more}", ids.join(", "))
+    };
+    let mut text = format!(
+        "{} ledgers; no topic lists {} of them, and that is what a plain difference of the two lists would delete. Of these",
+        survey.ledgers, comparison.naive
+    );
+    for (kind, kept) in &comparison.named {
+        text += &format!("\n  {:>9} are named by something else ({kind}): {}", kept.ledgers, shown(kept));
+    }
+    for (rule, kept) in &comparison.kept {
+        text += &format!("\n  {:>9} are kept ({rule}): {}", kept.ledgers, shown(kept));
+    }
+    text += &format!("\n  {orphans:>9} may go");
+    if survey.missing > 0 {
+        text += &format!("\n{} names of ledgers that do not exist (reported, never mended):", survey.missing);
+        for missing in survey.missing_examples.iter().take(10) {
+            text += &format!("\n  ledger {} is named by {} ({})", missing.ledger, missing.by, missing.kind);
+        }
+    }
+    if survey.namespaces_missing > 0 {
+        let some: Vec<&str> = survey.namespaces_missing_examples.iter().take(10).map(String::as_str).collect();
+        text += &format!("\n{} namespaces have topics and no policies: {}", survey.namespaces_missing, some.join(", "));
+    }
+    if survey.strays > 0 {
+        let some: Vec<&str> = survey.stray_examples.iter().take(5).map(String::as_str).collect();
+        text += &format!("\n{} nodes among the ledgers are none: {}", survey.strays, some.join(", "));
     }
     text
 }

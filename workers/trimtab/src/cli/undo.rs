@@ -11,13 +11,18 @@ use uuid::Uuid;
 use super::args::UndoArgs;
 use super::{Context, Exit, Usage, audit, runtime};
 use crate::clock::Clock;
+use crate::config::System;
 use crate::journal::{self, Entry, Journal, RecordKind};
 
 /// `undo`
 pub(crate) async fn undo(context: &Context, args: UndoArgs) -> anyhow::Result<Exit> {
     let mut config = context.global.config()?;
-    args.source.apply(&mut config);
+    args.source.apply(&mut config)?;
     let (undo, outcome) = recorded(&audit::files(context, &args.file)?, args.decision)?;
+    // The record says what it is about.
+    if undo.decision.target == config.bookkeeper.name && config.system == System::Pulsar {
+        config.system = System::Bookkeeper;
+    }
     if undo.decision.target != config.target() {
         let why = format!("the act was on {:?}, the configuration is for {:?}", undo.decision.target, config.target());
         anyhow::bail!(Usage(why));

@@ -108,6 +108,7 @@ impl Worker for Decider {
             match body {
                 Body::LedgerPage(page) => self.page(&event.target, page, Candidate::Ledger, out).await,
                 Body::SubscriberPage(page) => self.page(&event.target, page, Candidate::Subscriber, out).await,
+                Body::OrphanPage(page) => self.page(&event.target, page, Candidate::Orphan, out).await,
                 _ => Err(Failure::new(Class::Invalid, "a decider takes pages of candidates only")),
             }
         }

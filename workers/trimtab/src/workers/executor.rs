@@ -12,10 +12,10 @@ use trimtab_events::{
     Announced, Body, Candidate, Decision, Event, Notice, Outcome, Position, Reason, Status, SubscriberCandidate,
     TopicState, Verdict, event_id, split_subscriber,
 };
-use trimtab_policy::{Context, Policy, check_any, decide_any, reinstate};
+use trimtab_policy::{Context, Policy, check_any, decide_any, reinstate, reinstate_orphan};
 use trimtab_targets::{Act, Class, Effect, Inventory, Mode, Permit, Record, TargetError};
 
-use super::source;
+use super::{source, wishes_about};
 use crate::activity::Activity;
 use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
@@ -164,7 +164,7 @@ impl Executor {
         let decision: Decision = serde_json::from_value(body["decision"].clone()).map_err(|_| lost())?;
         let before: Option<TopicState> = serde_json::from_value(body["before"].clone()).ok();
         let seen = self.parts.inventory.observe(&decision.subject).await?;
-        let after = seen.as_ref().map(|seen| state_of(&decision, seen));
+        let after = seen.as_ref().map(|seen| state_of(&decision, seen)).or_else(|| state_of_gone(&decision));
         let status = status_after_restart(&decision, before.as_ref(), after.as_ref());
         let mut reasons = vec![reason("restart", "its executor was stopped during the act; this was read afterwards")];
         if after.is_none() {
@@ -273,6 +273,14 @@ impl Executor {
                 }
             }
             Candidate::Subscriber(log) => self.remember(log, &mut decision).await?,
+            Candidate::Orphan(ledger) => {
+                for name in wishes_about(ledger) {
+                    if let Some(wish) = parts.activity.protects(&name, self.now_ms()).await? {
+                        return Ok(Ended::skipped("protected", format!("{} asked to leave {name} alone", wish.by)));
+                    }
+                }
+                reinstate_orphan(ledger, &decision);
+            }
         }
         let context = Context { scan: decision.scan, target: &parts.target, now_ms: self.now_ms() };
         let again =
@@ -285,7 +293,7 @@ impl Executor {
             ended.reasons.extend(again.reasons);
             return Ok(ended);
         }
-        if let Err(violation) = check_any(&again, &seen, context.now_ms) {
+        if let Err(violation) = check_any(&again, &seen, &parts.policy, context.now_ms) {
             warn!(subject = decision.subject, %violation, "a decision would break a promise; this is a bug in the rules");
             return Ok(Ended::skipped("check", format!("it would break a promise: {violation}")));
         }
@@ -413,7 +421,7 @@ impl Executor {
         if let (Ok(effect), Ok(Some(Candidate::Subscriber(log)))) = (&acted, &seen) {
             self.note_subscriber(decision, effect, log).await;
         }
-        let after = seen.map(|seen| seen.as_ref().map(|seen| state_of(decision, seen)));
+        let after = seen.map(|seen| seen.map(|seen| state_of(decision, &seen)).or_else(|| state_of_gone(decision)));
         judge(decision, before, acted, after)
     }
 
@@ -604,7 +612,13 @@ fn state_of(decision: &Decision, seen: &Candidate) -> TopicState {
             let name = split_subscriber(&decision.subject).map(|(_, name)| name).unwrap_or_default();
             TopicState::of_subscriber(log, &name, decision.seen)
         }
+        Candidate::Orphan(ledger) => TopicState::of_orphan(ledger),
     }
+}
+
+/// What it is where nothing is there any more, and that is what was to be.
+fn state_of_gone(decision: &Decision) -> Option<TopicState> {
+    (decision.verdict == Verdict::DeleteOrphan).then(|| TopicState::of_gone(decision.seen))
 }
 
 /// Which ledgers are gone, and how many bytes that is.

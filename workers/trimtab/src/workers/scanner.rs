@@ -12,11 +12,12 @@ use tracing::{Span, info, info_span, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use trimtab_bus::{Lease, Role, Store};
 use trimtab_events::{
-    Announced, Body, Candidate, Decision, Event, LedgerCandidate, Notice, Page, ScanRef, ScanReport, ScanRequest,
-    SubscriberCandidate, TopicClass, Trace, Verdict, event_id,
+    Announced, Body, Candidate, Decision, Event, LedgerCandidate, Notice, OrphanCandidate, Page, ScanRef, ScanReport,
+    ScanRequest, SubscriberCandidate, SurveyReport, TopicClass, Trace, Verdict, event_id,
 };
 use trimtab_policy::rules::exclude::UNKNOWN;
-use trimtab_policy::{Context, Policy, decide, decide_subscribers, needs};
+use trimtab_policy::{Context, Policy, decide, decide_orphan, decide_subscribers, needs};
+use trimtab_targets::pulsar::TopicName;
 use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 
 use super::source;
@@ -25,6 +26,7 @@ use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
 use crate::metrics::Metrics;
 use crate::scans::{Checkpoint, Gate, Leader, Scans, over_caps, skewed};
+use crate::sightings::Sightings;
 use crate::telemetry;
 use crate::worker::{Failure, Out, Worker};
 
@@ -41,6 +43,8 @@ pub(crate) const SHARD_TRIES: u64 = 3;
 pub struct ScannerParts {
     /// Name of the target.
     pub target: String,
+    /// Name under which wishes to be left alone are noted: several targets may be parts of one cluster.
+    pub cluster: String,
     /// What is scanned.
     pub inventory: Arc<dyn Inventory>,
     /// Decides what is worth emitting.
@@ -84,6 +88,7 @@ struct Scan {
 struct Pages {
     ledgers: Filling<LedgerCandidate>,
     subscribers: Filling<SubscriberCandidate>,
+    orphans: Filling<OrphanCandidate>,
 }
 
 impl Scanner {
@@ -132,7 +137,7 @@ impl Scanner {
         }
         report.scan = scan;
         self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: now }).await?;
-        let watch = Activity::new(self.parts.store.clone(), &self.parts.target).begin().await?;
+        let watch = Activity::new(self.parts.store.clone(), &self.parts.cluster).begin().await?;
         let operations_before = self.parts.inventory.operations();
         Ok(Scan { lease, report, user_topics, after, operations_before, page: 0, watch, newest_ms: 0, behind_ms: 0 })
     }
@@ -213,7 +218,11 @@ impl Scanner {
         let mut pages = Pages::default();
         // Whoever reads a part of a shard does not know what of the rest has changed.
         let mut watch = scan.watch.shard(shard, request.scope.whole_namespaces()).await?;
+        // So whoever looks at some ledgers does not know which of the others are named by now.
+        let mut sightings =
+            Sightings::new(parts.store.clone(), &parts.target, scan.report.scan.id, request.scope.is_all());
         let complete = scan.report.failed_shards.len();
+        let mut surveyed = None;
         let mut items = parts.inventory.scan(shard, &request.scope, &reads);
         let mut renewed = tokio::time::Instant::now();
         while let Some(item) = items.next().await {
@@ -231,6 +240,10 @@ impl Scanner {
                 Item::Candidate(Candidate::Subscriber(log)) => {
                     self.subscribers(*log, request, scan, &mut watch, &mut pages.subscribers).await?;
                 }
+                Item::Candidate(Candidate::Orphan(ledger)) => {
+                    self.orphan(*ledger, request, scan, &mut sightings, &mut pages.orphans).await?;
+                }
+                Item::Surveyed(survey) => surveyed = Some(*survey),
             }
             self.emit(shard, &mut pages, scan, false, out).await?;
             if renewed.elapsed() > LEASE / 3 {
@@ -240,6 +253,14 @@ impl Scanner {
         }
         drop(items);
         self.emit(shard, &mut pages, scan, true, out).await?;
+        if let Some(survey) = surveyed {
+            sightings.finish().await?;
+            for (shard, problem) in add_survey(&mut scan.report, survey) {
+                warn!(shard, problem, "not everything that may name a ledger could be read");
+                scan.report.complete = false;
+                scan.report.failed_shards.insert(shard, problem);
+            }
+        }
         let complete = scan.report.failed_shards.len() == complete;
         scan.behind_ms = scan.behind_ms.max(watch.behind_ms());
         for cleared in watch.finish(complete).await? {
@@ -331,6 +352,36 @@ impl Scanner {
         page.push(topic, bytes, trace);
     }
 
+    async fn orphan(
+        &self,
+        mut ledger: OrphanCandidate,
+        request: &ScanRequest,
+        scan: &mut Scan,
+        sightings: &mut Sightings,
+        page: &mut Filling<OrphanCandidate>,
+    ) -> Result<(), Failure> {
+        let context = Context { scan: scan.report.scan, target: &self.parts.target, now_ms: self.now_ms() };
+        sightings.recall(&mut ledger).await?;
+        let decision = decide_orphan(&ledger, &self.parts.policy, &context);
+        sightings.note(&ledger, &decision, context.now_ms);
+        let decision = match wishes_about(&ledger).iter().find_map(|name| scan.watch.wish(name, context.now_ms)) {
+            Some(wish) if decision.verdict.acts() => {
+                info!(subject = ledger.subject, by = wish.by, "left alone: somebody asked for it");
+                scan.report.survey.get_or_insert_default().comparison.keep("protected", ledger.ledger);
+                return Ok(());
+            }
+            _ => decision,
+        };
+        count_orphan(&mut scan.report, &ledger, &decision);
+        scan.newest_ms = scan.newest_ms.max(ledger.seen.modified_ms);
+        if decision.verdict.acts() && scan.report.proposed.acts <= self.parts.caps.max_acts {
+            let trace = sighting(&ledger.subject, "orphan", request, &decision);
+            let bytes = ledger.about_bytes();
+            page.push(ledger, bytes, trace);
+        }
+        Ok(())
+    }
+
     /// Emits the pages that are full; `rest` emits the others too.
     async fn emit(
         &self,
@@ -349,6 +400,10 @@ impl Scanner {
                 log.subscribers.iter().map(|s| s.seen.modified_zxid.to_string()).collect::<Vec<_>>().join(",")
             };
             self.emit_page(shard, std::mem::take(&mut pages.subscribers), &version, scan, out).await?;
+        }
+        if pages.orphans.ready(rest) {
+            let version = |ledger: &OrphanCandidate| ledger.seen.modified_zxid.to_string();
+            self.emit_page(shard, std::mem::take(&mut pages.orphans), &version, scan, out).await?;
         }
         Ok(())
     }
@@ -464,6 +519,38 @@ pub(crate) fn count_subscriber(report: &mut ScanReport, decision: &Decision) {
     }
 }
 
+/// Adds a ledger that nothing names to a report.
+pub(crate) fn count_orphan(report: &mut ScanReport, ledger: &OrphanCandidate, decision: &Decision) {
+    *report.verdicts.entry(decision.verdict.name().to_owned()).or_default() += 1;
+    let rule = decision.reasons.first().map_or("", |reason| reason.rule.as_ref());
+    report.unknown += u64::from(rule == UNKNOWN);
+    if decision.verdict.acts() {
+        propose(report, decision);
+    } else {
+        report.survey.get_or_insert_default().comparison.keep(rule, ledger.ledger);
+    }
+}
+
+/// Adds what a survey of all ledgers found to a report. What of it could not be read completely, by name, with the reasons.
+pub(crate) fn add_survey(report: &mut ScanReport, mut survey: SurveyReport) -> Vec<(String, String)> {
+    survey.comparison.kept = report.survey.take().map(|counted| counted.comparison.kept).unwrap_or_default();
+    report.topics = survey.topics;
+    let broken = survey.broken.iter().map(|why| ("ledgers".to_owned(), why.clone()));
+    let incomplete = survey.incomplete.iter().map(|(shard, why)| (shard.clone(), why.clone()));
+    let unread =
+        survey.unread.iter().map(|unread| (format!("ledgers {} to {}", unread.from, unread.to), unread.why.clone()));
+    let problems = broken.chain(incomplete).chain(unread).collect();
+    report.survey = Some(survey);
+    problems
+}
+
+/// The names under which somebody may have asked to leave a ledger alone: its topic, the partitioned topic, itself.
+pub(crate) fn wishes_about(ledger: &OrphanCandidate) -> Vec<String> {
+    let topic = ledger.owner().map(|owner| owner.topic.clone());
+    let base = topic.as_deref().and_then(TopicName::of_subject).map(|name| name.base_subject());
+    topic.into_iter().chain(base).chain([ledger.subject.clone()]).collect()
+}
+
 fn propose(report: &mut ScanReport, decision: &Decision) {
     report.proposed.acts += 1;
     report.proposed.ledgers += decision.ledgers.len() as u64;
@@ -508,6 +595,13 @@ impl Subject for LedgerCandidate {
 
 impl Subject for SubscriberCandidate {
     const KIND: &'static str = "subscriber";
+    fn subject(&self) -> &str {
+        &self.subject
+    }
+}
+
+impl Subject for OrphanCandidate {
+    const KIND: &'static str = "orphan";
     fn subject(&self) -> &str {
         &self.subject
     }

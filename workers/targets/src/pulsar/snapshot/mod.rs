@@ -89,11 +89,7 @@ impl Snapshot {
 
 impl Inventory for Snapshot {
     fn identity(&self) -> BoxFuture<'_, Result<String>> {
-        let identity = match &self.header.source {
-            Some(source) => format!("snapshot of {source}"),
-            None => format!("snapshot {}", self.path.display()),
-        };
-        futures::future::ready(Ok(identity)).boxed()
+        futures::future::ready(Ok(self.header.identity(&self.path))).boxed()
     }
 
     fn shards<'a>(&'a self, _scope: &'a Scope) -> BoxFuture<'a, Result<Vec<String>>> {
