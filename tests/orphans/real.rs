@@ -34,19 +34,6 @@ struct Ground {
     began: Instant,
 }
 
-impl Drop for Ground {
-    /// What the processes said, where somebody can look at it.
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let tail = |part: &str| {
-                let log = self.rig.folder().join(format!("log/{part}.log"));
-                std::fs::copy(log, format!("/tmp/orph-{part}.log")).ok();
-            };
-            ["broker", "client", "bookie"].into_iter().for_each(tail);
-        }
-    }
-}
-
 fn step(ground: &Ground, what: &str) {
     eprintln!("{:6.1} s  {what}", ground.began.elapsed().as_secs_f64());
 }
@@ -214,8 +201,7 @@ fn exactly_the_orphans_go_and_every_owner_goes_on() {
     assert_eq!(ground.client.run(&format!("has-ledger {one}")).unwrap(), "yes");
     step(&ground, "one went and came back, readable");
 
-    // Everything else that is nobody's goes, in transactions, and nothing besides. The bucket's cursor may name it where nobody reads.
-    let bucket = ledgers.orphans[5];
+    // Everything else that is nobody's goes, in transactions, and nothing besides.
     let values: BTreeMap<i64, String> =
         cut.iter().map(|id| (*id, ground.client.run(&format!("get {}", path_of(*id))).unwrap())).collect();
     let before = ground.ledgers();
@@ -223,11 +209,11 @@ fn exactly_the_orphans_go_and_every_owner_goes_on() {
     let after = ground.ledgers();
     let gone: BTreeSet<i64> = before.difference(&after).copied().collect();
     let mut expected: BTreeSet<i64> = ledgers.orphans.iter().copied().chain(cut.iter().copied()).collect();
-    expected.retain(|id| before.contains(id) && *id != one && *id != bucket);
+    expected.retain(|id| before.contains(id) && *id != one);
     assert_eq!(gone, expected, "{statuses:?}");
     assert_eq!(statuses, BTreeMap::from([("done".to_owned(), gone.len() as u64)]));
     assert_eq!(writes, gone.len(), "one transaction for each, and nothing else is written");
-    for kept in ledgers.open.iter().chain(&ledgers.young).chain(&ledgers.foreign).chain([&one, &bucket, &made]) {
+    for kept in ledgers.open.iter().chain(&ledgers.young).chain(&ledgers.foreign).chain([&one, &made]) {
         assert!(after.contains(kept), "{kept}");
     }
     step(&ground, "the orphans went");
@@ -250,15 +236,14 @@ fn exactly_the_orphans_go_and_every_owner_goes_on() {
 
     owners_go_on(&mut ground);
 
-    // What nobody could tell before: the ledger of the writer that died is recovered, the cursor's topic is closed.
+    // What nobody could tell before: the ledger of the writer that died is recovered. What came back is seen anew.
     ground.owners.run(&format!("recover {made}")).unwrap();
-    ground.rest("PUT", "persistent/attic/delayed/t/unload", None);
     let before = ground.ledgers();
     ground.sweep();
     std::thread::sleep(Duration::from_millis(1500));
     ground.sweep();
     let gone: BTreeSet<i64> = before.difference(&ground.ledgers()).copied().collect();
-    assert!(gone.is_superset(&BTreeSet::from([one, made, bucket])), "{gone:?}");
+    assert!(gone.is_superset(&BTreeSet::from([one, made])), "{gone:?}");
     audit_is_whole(ground.state.path());
     step(&ground, "done");
 }
