@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 
 use crate::measure::{self, Took, mib};
-use crate::{Options, snapshot_file};
+use crate::{Options, scan, snapshot_file};
 
 /// A rule by which everybody is judged and nobody is stale, so that the two plans differ in nothing else.
 const RULES: &str = "[[rules]]\nname = \"idle\"\nstale_after = \"3650d\"\n";
@@ -21,7 +21,42 @@ fn plan(file: &Path, state: &Path, remember: bool) -> Result<Took> {
     measure::run(command.stdout(Stdio::null()), &[0])
 }
 
+/// The same from a live ZooKeeper, within a limit of operations or without one.
+fn live(topics: u64, limit: u64, rounds: u64) -> Result<()> {
+    let rig = scan::filled(topics)?;
+    let state = tempfile::tempdir().context("making a folder")?;
+    std::fs::write(state.path().join("rules.toml"), RULES)?;
+    let plan = |remember: bool| -> Result<Took> {
+        let mut command = Command::new(measure::trimtab()?);
+        command.args(["plan", "--from", &format!("zk://{}", rig.zk()), "--metadata-rate", &limit.to_string()]);
+        command.arg("--state-dir").arg(state.path()).arg("--config").arg(state.path().join("rules.toml"));
+        if remember {
+            command.arg("--remember");
+        }
+        measure::run(command.stdout(Stdio::null()), &[0])
+    };
+    plan(true)?;
+    let mut walls = Vec::new();
+    for round in 0..rounds {
+        let (without, with) = if round % 2 == 0 {
+            let without = plan(false)?;
+            (without, plan(true)?)
+        } else {
+            let with = plan(true)?;
+            (plan(false)?, with)
+        };
+        println!("  without {:.2} s, with {:.2} s", without.wall.as_secs_f64(), with.wall.as_secs_f64());
+        walls.push(with.wall.as_secs_f64() / without.wall.as_secs_f64());
+    }
+    let what = format!("history, live, {limit} operations a second (0: no limit): wall time with to without");
+    measure::ratio(&what, &walls, "must be at most 1.10");
+    Ok(())
+}
+
 pub(crate) fn run(options: &Options) -> Result<()> {
+    if let Some(topics) = options.text("live") {
+        return live(topics.parse()?, options.number("limit", 0)?, options.number("rounds", 3)?);
+    }
     let rounds = options.number("rounds", 3)?;
     let sizes = [options.number("small", 100_000)?, options.number("large", 1_000_000)?];
     let scratch = tempfile::tempdir().context("making a folder")?;

@@ -1,6 +1,7 @@
 //! Benchmarks. Each prints ratios against a real peer that runs in the same minute on the same machine; what they mean and what
 //! they should be is in docs/benchmarks.md. Nothing here is a test: no figure makes it fail.
 
+mod attach;
 mod history;
 mod limiter;
 mod measure;
@@ -20,6 +21,8 @@ const USAGE: &str = "usage: bench COMMAND [NAME=VALUE...]
                                     plan from a generated file against gzip -dc of it
   history   rounds=3 small=100000 large=1000000 folder=DIR
                                     a plan that remembers what it sees of subscribers against one that does not
+            live=20000 limit=0      the same from a real ZooKeeper with so many topics, at so many operations a second
+  attach    topics=60 rate=20       acts on the subscribers of one Hedwig hub against two
   orphans   rounds=3 small=100000 large=1000000 folder=DIR
                                     a plan of ledgers that nothing names, from a generated file, against gzip -dc of it
   pipeline  rounds=5 candidates=320000 keyed=30000 pages=64 deciders=16 acts=256
@@ -57,6 +60,7 @@ fn main() -> Result<()> {
         "scan" => scan::run(&options),
         "limiter" => limiter::run(&options),
         "snapshot" => snapshot::run(&options),
+        "attach" => attach::run(&options),
         "history" => history::run(&options),
         "orphans" => orphans::run(&options),
         "pipeline" => pipeline::run(&options),

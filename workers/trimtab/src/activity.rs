@@ -474,25 +474,30 @@ impl ShardWatch {
         }
         for index in 0..log.subscribers.len() {
             let subject = remembered(log, &log.subscribers[index].name);
-            if self.marks.contains_key(&short_key(&subject)) {
-                self.met.insert(short_key(&subject));
+            let key = short_key(&subject);
+            if self.marks.contains_key(&key) {
+                self.met.insert(key);
             }
-            let part = subscriber_subject(&log.subject, &log.subscribers[index].name);
-            let wish = [&part, &subject, &log.subject, &self.topic].into_iter().find_map(|name| self.wishes.get(name));
-            log.subscribers[index].protected = wish.cloned();
+            // Most have none, and there are as many names to make as subscribers.
+            log.subscribers[index].protected = if self.wishes.is_empty() {
+                None
+            } else {
+                let part = subscriber_subject(&log.subject, &log.subscribers[index].name);
+                let names = [&part, &subject, &log.subject, &self.topic];
+                names.into_iter().find_map(|name| self.wishes.get(name)).cloned()
+            };
             if log.subscribers[index].class != SubscriberClass::User {
                 continue;
             }
             if !holds(log, index) {
                 // It has taken everything since it was announced.
-                if self.old_page.1.get(&short_key(&subject)).is_some_and(|known| known.marked) {
+                if self.old_page.1.get(&key).is_some_and(|known| known.marked) {
                     self.cleared.push(Cleared { subject, gone: false });
                 }
                 continue;
             }
             let alone = log.subject == self.topic;
             let subscriber = &mut log.subscribers[index];
-            let key = short_key(&subject);
             if alone {
                 self.compare_clocks(key, subscriber);
             }

@@ -300,7 +300,8 @@ pub struct PulsarConfig {
     pub ledgers_root: String,
     /// File with the policies that topics set for themselves; taken to be complete.
     pub topic_policies_file: Option<PathBuf>,
-    /// Ask brokers for those policies. The question can load the topics of a bundle; the evidence is recorded first.
+    /// Ask brokers for those policies, and where subscriptions of loaded topics stand. The first question can load the topics of a bundle;
+    /// the evidence is recorded first.
     pub ask_brokers: bool,
 }
 

@@ -158,7 +158,8 @@ pub struct SourceArgs {
     /// complete
     #[arg(long, value_name = "FILE")]
     pub topic_policies: Option<PathBuf>,
-    /// Ask brokers for the policies of topics; the question can load topics, so the evidence is recorded first
+    /// Ask brokers for the policies of topics, and where subscriptions of loaded topics stand; the question can load topics, so the
+    /// evidence is recorded first
     #[arg(long)]
     pub ask_brokers: bool,
     /// Metadata operations per second, over all scanners together; 0 is no limit
