@@ -27,7 +27,7 @@ fn services() -> Vec<(String, Value)> {
 #[test]
 #[ignore = "needs python3 with pip"]
 fn compose_accepts_the_file_under_every_profile() {
-    for profiles in [&[][..], &["*"], &["roles"], &["pulsar"], &["kafka"], &["jaeger"]] {
+    for profiles in [&[][..], &["*"], &["roles"], &["pulsar"], &["kafka"], &["hedwig"], &["jaeger"]] {
         let mut args: Vec<&str> = profiles.iter().flat_map(|p| ["--profile", p]).collect();
         args.extend(["config", "--quiet"]);
         let out = compose(&file(), &args);
@@ -65,6 +65,10 @@ fn services_are_pinned_and_watched_and_open_to_nobody_else() {
             assert_eq!(service["build"]["dockerfile"], "Containerfile", "{name}");
             assert_eq!(service["read_only"], true, "{name}");
         } else {
+            if image.starts_with("trimtab-hedwig:") {
+                let context = service["build"]["context"].as_str().unwrap();
+                assert!(Path::new(context).join("Containerfile").exists(), "{name}: {context}");
+            }
             let (_, tag) = image.rsplit_once(':').unwrap_or_else(|| panic!("{name} has no tag"));
             assert!(tag.starts_with(|c: char| c.is_ascii_digit()), "{name}: {image}");
         }
@@ -157,6 +161,41 @@ fn a_broker_with_the_settings_of_the_file_is_recovered_before_its_start() {
     rig.start().unwrap();
     let log = std::fs::read_to_string(rig.log()).unwrap();
     assert!(log.contains("Skipping recovery of "), "{log}");
+}
+
+/// What the hubs of the file run is what the tests run, each part waits for what it needs, and trimtab looks at that region.
+#[test]
+#[ignore = "needs python3 with pip"]
+fn the_hedwig_region_is_the_one_that_trimtab_looks_at() {
+    let all: BTreeMap<String, Value> = services().into_iter().collect();
+    let folder = file().with_file_name("deploy");
+    let version = |pom: &str| {
+        let text = std::fs::read_to_string(pom).unwrap();
+        assert!(text.contains("<artifactId>hedwig-server</artifactId>"), "{pom}");
+        text.contains("4.3.2")
+    };
+    let rig = Path::new(env!("CARGO_MANIFEST_DIR")).join("rigs/java/hedwig/pom.xml");
+    assert!(version(folder.join("hedwig/pom.xml").to_str().unwrap()) && version(rig.to_str().unwrap()));
+    for (name, needs) in [
+        ("hedwig-bookie", "hedwig-zookeeper"),
+        ("hedwig-hub1", "hedwig-bookie"),
+        ("hedwig-hub2", "hedwig-bookie"),
+        ("trimtab-hedwig", "hedwig-hub1"),
+        ("trimtab-hedwig", "hedwig-hub2"),
+    ] {
+        assert_eq!(all[name]["depends_on"][needs]["condition"], "service_healthy", "{name}");
+        assert_eq!(all[name]["profiles"], serde_json::json!(["hedwig"]), "{name}");
+    }
+    let config = trimtab::config::Config::load(Some(&folder.join("compose/hedwig.toml"))).unwrap();
+    let hub = &all["hedwig-hub1"]["environment"];
+    assert_eq!(hub["REGION"].as_str(), Some(config.hedwig.region.as_str()));
+    assert_eq!(Some(format!("zk://{}", hub["ZOOKEEPER"].as_str().unwrap())), config.hedwig.metadata);
+    let start = folder.join("hedwig/start");
+    let checked = Command::new("sh").arg("-n").arg(&start).output().unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    for part in ["zookeeper", "bookie", "hub"] {
+        assert!(all.values().any(|service| service["command"] == serde_json::json!([part])), "{part}");
+    }
 }
 
 #[test]
