@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use trimtab_events::{Protection, split_subscriber};
+use trimtab_events::{OrphanCandidate, Protection, split_subscriber};
 use trimtab_targets::Class;
+use trimtab_targets::pulsar::TopicName;
 
 use crate::activity::Activity;
 use crate::journal::{Entry, Journal, RecordKind};
@@ -53,4 +54,11 @@ impl Wishes {
             true => invalid("nobody has asked to leave it alone"),
         }
     }
+}
+
+/// The names under which somebody may have asked to leave a ledger alone: its topic, the partitioned topic, itself.
+pub(crate) fn wishes_about(ledger: &OrphanCandidate) -> Vec<String> {
+    let topic = ledger.owner().map(|owner| owner.topic.clone());
+    let base = topic.as_deref().and_then(TopicName::of_subject).map(|name| name.base_subject());
+    topic.into_iter().chain(base).chain([ledger.subject.clone()]).collect()
 }

@@ -15,7 +15,7 @@ use trimtab_events::{
 use trimtab_policy::{Context, Policy, check_any, decide_any, reinstate, reinstate_orphan};
 use trimtab_targets::{Act, Class, Effect, Inventory, Mode, Permit, Record, TargetError};
 
-use super::{source, wishes_about};
+use super::source;
 use crate::activity::Activity;
 use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
@@ -23,6 +23,7 @@ use crate::journal::{self, Entry, Journal, JournalError, RecordKind};
 use crate::scans::{Revisit, Scans};
 use crate::sign::{Signer, Trusted};
 use crate::telemetry;
+use crate::wishes::wishes_about;
 use crate::worker::{Failure, Out, Worker};
 
 /// What an executor is made of.

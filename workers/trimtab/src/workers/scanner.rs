@@ -17,7 +17,6 @@ use trimtab_events::{
 };
 use trimtab_policy::rules::exclude::UNKNOWN;
 use trimtab_policy::{Context, Policy, decide, decide_orphan, decide_subscribers, needs};
-use trimtab_targets::pulsar::TopicName;
 use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 
 use super::source;
@@ -28,6 +27,7 @@ use crate::metrics::Metrics;
 use crate::scans::{Checkpoint, Gate, Leader, Scans, over_caps, skewed};
 use crate::sightings::Sightings;
 use crate::telemetry;
+use crate::wishes::wishes_about;
 use crate::worker::{Failure, Out, Worker};
 
 /// How long a scan's lease lasts without renewal.
@@ -542,13 +542,6 @@ pub(crate) fn add_survey(report: &mut ScanReport, mut survey: SurveyReport) -> V
     let problems = broken.chain(incomplete).chain(unread).collect();
     report.survey = Some(survey);
     problems
-}
-
-/// The names under which somebody may have asked to leave a ledger alone: its topic, the partitioned topic, itself.
-pub(crate) fn wishes_about(ledger: &OrphanCandidate) -> Vec<String> {
-    let topic = ledger.owner().map(|owner| owner.topic.clone());
-    let base = topic.as_deref().and_then(TopicName::of_subject).map(|name| name.base_subject());
-    topic.into_iter().chain(base).chain([ledger.subject.clone()]).collect()
 }
 
 fn propose(report: &mut ScanReport, decision: &Decision) {
