@@ -51,8 +51,9 @@ fn no_error_at_any_call_makes_a_candidate() {
     no_error_makes_a_candidate(&Nodes::few());
 }
 
+/// The same over the whole captured tree: minutes, see the justfile.
+#[cfg(feature = "long")]
 #[test]
-#[ignore = "takes minutes; the same over the whole captured tree"]
 fn no_error_at_any_call_of_the_whole_tree_makes_a_candidate() {
     no_error_makes_a_candidate(&Nodes::captured());
 }

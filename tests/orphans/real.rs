@@ -239,11 +239,17 @@ fn exactly_the_orphans_go_and_every_owner_goes_on() {
     // What nobody could tell before: the ledger of the writer that died is recovered. What came back is seen anew.
     ground.owners.run(&format!("recover {made}")).unwrap();
     let before = ground.ledgers();
-    ground.sweep();
-    std::thread::sleep(Duration::from_millis(1500));
-    ground.sweep();
-    let gone: BTreeSet<i64> = before.difference(&ground.ledgers()).copied().collect();
-    assert!(gone.is_superset(&BTreeSet::from([one, made])), "{gone:?}");
+    let plan = ["plan", "--kind", "orphan", "--explain", "--from", &from];
+    let begun = Instant::now();
+    loop {
+        ground.sweep();
+        let gone: BTreeSet<i64> = before.difference(&ground.ledgers()).copied().collect();
+        if gone.is_superset(&BTreeSet::from([one, made])) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(40), "{gone:?} of {one}, {made}: {}", ground.trimtab(&plan).out);
+        std::thread::sleep(Duration::from_millis(1500));
+    }
     audit_is_whole(ground.state.path());
     step(&ground, "done");
 }
