@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 
 use crate::measure::{self, Took, mib};
-use crate::snapshot::gunzip;
+use crate::snapshot::against_gunzip;
 use crate::{Options, snapshot_file};
 
 /// Ledgers of one topic.
@@ -33,28 +33,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             std::fs::rename(&partial, &file)?;
         }
         println!("{ledgers} ledgers of {} topics, {:.0} MiB compressed", ledgers / EACH, mib(file.metadata()?.len()));
-        (walls, cpus) = (Vec::new(), Vec::new());
-        for round in 0..rounds {
-            let (peer, ours) = if round % 2 == 0 {
-                let peer = gunzip(&file)?;
-                (peer, plan(&file, scratch.path())?)
-            } else {
-                let ours = plan(&file, scratch.path())?;
-                (gunzip(&file)?, ours)
-            };
-            println!(
-                "  gzip -dc {:.2} s (CPU {:.2} s); plan {:.2} s (CPU {:.2} s), peak {:.1} MiB, {:.0} ledgers/s",
-                peer.wall.as_secs_f64(),
-                peer.cpu.as_secs_f64(),
-                ours.wall.as_secs_f64(),
-                ours.cpu.as_secs_f64(),
-                mib(ours.peak),
-                ledgers as f64 / ours.wall.as_secs_f64(),
-            );
-            peaks[which] = peaks[which].max(ours.peak);
-            walls.push(ours.wall.as_secs_f64() / peer.wall.as_secs_f64());
-            cpus.push(ours.cpu.as_secs_f64() / peer.cpu.as_secs_f64());
-        }
+        let (peak, ratios) = against_gunzip(&file, (ledgers, "ledgers"), rounds, || plan(&file, scratch.path()))?;
+        peaks[which] = peak;
+        (walls, cpus) = ratios.into_iter().unzip();
     }
     measure::ratio("orphans: wall time of plan to gzip -dc", &walls, "must be at most 4");
     measure::ratio("orphans: processor time of plan to gzip -dc", &cpus, "for comparison");

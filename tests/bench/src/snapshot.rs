@@ -14,7 +14,40 @@ pub(crate) fn generate(options: &Options) -> Result<()> {
     snapshot_file::write(Path::new(file), options.number("topics", 100_000)?, options.number("behind", 0)? > 0)
 }
 
-pub(crate) fn gunzip(file: &Path) -> Result<Took> {
+/// Plans from a file and unpacks it, each first in half of the rounds: the largest peak memory of the plan, and how much longer than
+/// unpacking it took each time, by wall and by processor time. The file has so many of what is counted.
+pub(crate) fn against_gunzip(
+    file: &Path,
+    (count, of): (u64, &str),
+    rounds: u64,
+    plan: impl Fn() -> Result<Took>,
+) -> Result<(u64, Vec<(f64, f64)>)> {
+    let (mut peak, mut ratios) = (0, Vec::new());
+    for round in 0..rounds {
+        let (peer, ours) = if round % 2 == 0 {
+            let peer = gunzip(file)?;
+            (peer, plan()?)
+        } else {
+            let ours = plan()?;
+            (gunzip(file)?, ours)
+        };
+        println!(
+            "  gzip -dc {:.2} s (CPU {:.2} s); plan {:.2} s (CPU {:.2} s), peak {:.1} MiB, {:.0} {of}/s",
+            peer.wall.as_secs_f64(),
+            peer.cpu.as_secs_f64(),
+            ours.wall.as_secs_f64(),
+            ours.cpu.as_secs_f64(),
+            mib(ours.peak),
+            count as f64 / ours.wall.as_secs_f64(),
+        );
+        peak = peak.max(ours.peak);
+        let ratio = |of: fn(&Took) -> std::time::Duration| of(&ours).as_secs_f64() / of(&peer).as_secs_f64();
+        ratios.push((ratio(|took| took.wall), ratio(|took| took.cpu)));
+    }
+    Ok((peak, ratios))
+}
+
+fn gunzip(file: &Path) -> Result<Took> {
     measure::run(Command::new("gzip").arg("-dc").arg(file).stdout(File::create("/dev/null")?), &[0])
 }
 
@@ -39,28 +72,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             std::fs::rename(&partial, &file)?;
         }
         println!("{topics} topics, {:.0} MiB compressed", mib(file.metadata()?.len()));
-        walls.clear();
-        for round in 0..rounds {
-            // Each goes first in half of the rounds.
-            let (peer, ours) = if round % 2 == 0 {
-                let peer = gunzip(&file)?;
-                (peer, plan(&file, scratch.path())?)
-            } else {
-                let ours = plan(&file, scratch.path())?;
-                (gunzip(&file)?, ours)
-            };
-            println!(
-                "  gzip -dc {:.2} s (CPU {:.2} s); plan {:.2} s (CPU {:.2} s), peak {:.1} MiB, {:.0} topics/s",
-                peer.wall.as_secs_f64(),
-                peer.cpu.as_secs_f64(),
-                ours.wall.as_secs_f64(),
-                ours.cpu.as_secs_f64(),
-                mib(ours.peak),
-                topics as f64 / ours.wall.as_secs_f64(),
-            );
-            peaks[which] = peaks[which].max(ours.peak);
-            walls.push(ours.wall.as_secs_f64() / peer.wall.as_secs_f64());
-        }
+        let (peak, ratios) = against_gunzip(&file, (topics, "topics"), rounds, || plan(&file, scratch.path()))?;
+        peaks[which] = peak;
+        walls = ratios.into_iter().map(|(wall, _)| wall).collect();
     }
     measure::ratio("snapshot: wall time of plan to gzip -dc", &walls, "must be at most 3, aim 1.5");
     let what = format!("snapshot: peak memory, {} topics to {}", sizes[1], sizes[0]);

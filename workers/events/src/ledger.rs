@@ -6,14 +6,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Evidence;
 
-/// Reads a variant that holds nothing. `deny_unknown_fields` does not reach those of a tagged enum.
-pub(crate) fn nothing_more<'de, D: Deserializer<'de>>(from: D) -> Result<(), D::Error> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Nothing {}
-    Nothing::deserialize(from).map(|Nothing {}| ())
-}
-
 /// Reads a field that may be missing, but not be `null`.
 fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)

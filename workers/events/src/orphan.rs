@@ -1,11 +1,18 @@
 //! `candidate.orphan`: a ledger that nothing seems to name, and everything that decides whether it may go.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use uuid::Uuid;
 
-use crate::ledger::nothing_more;
 use crate::{Evidence, Seen, TopicClass};
+
+/// Reads a variant that holds nothing. `deny_unknown_fields` does not reach those of a tagged enum.
+fn nothing_more<'de, D: Deserializer<'de>>(from: D) -> Result<(), D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+    Nothing::deserialize(from).map(|Nothing {}| ())
+}
 
 /// What was seen of one ledger that nothing seems to name. All times are milliseconds since 1970 as the target's own clock wrote
 /// them.

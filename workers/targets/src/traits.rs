@@ -152,13 +152,15 @@ pub trait Act: Send + Sync {
     ) -> BoxFuture<'a, Result<Effect>>;
 
     /// Puts back what an act of this decision may have left changed besides its purpose when it was cut off: for Pulsar, closes the
-    /// topic. Asked for after a restart, where `seen` shows that there is something to put back.
+    /// topic. Asked for after a restart, where `seen` shows that there is something to put back. Most acts leave nothing.
     fn tidy<'a>(
         &'a self,
-        decision: &'a Decision,
-        seen: &'a Candidate,
-        permit: &'a Permit,
-    ) -> BoxFuture<'a, Result<Effect>>;
+        _decision: &'a Decision,
+        _seen: &'a Candidate,
+        _permit: &'a Permit,
+    ) -> BoxFuture<'a, Result<Effect>> {
+        Box::pin(futures::future::ready(Ok(Effect::default())))
+    }
 
     /// Takes an act back, while what it needs for that exists. Most acts cannot be.
     fn undo<'a>(

@@ -324,16 +324,6 @@ impl Zk {
         Ok(self.get_full(path).await?.map(|(value, stat)| (value, self.noted(&stat))))
     }
 
-    /// The same, after the server has caught up with its leader. Two requests.
-    pub(crate) async fn get_latest(&self, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
-        self.pace.one().await;
-        let got = self.request("reading", path, |client| async move {
-            client.sync(path).await?;
-            client.get_data(path).await
-        });
-        Ok(got.await?.map(|(value, stat)| (value, self.noted(&stat))))
-    }
-
     /// A node's value as of now: what the leader has, whichever server we are connected to. Two requests, for the places where an
     /// old value would be worse than none.
     pub(crate) async fn get_synced(&self, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
@@ -343,7 +333,7 @@ impl Zk {
             client.get_data(path).await
         });
         self.pace.one().await;
-        Ok(got.await?.map(|(value, stat)| (value, stat_of(&stat))))
+        Ok(got.await?.map(|(value, stat)| (value, self.noted(&stat))))
     }
 
     /// The names of a node's children; none when there is no such node. Fails when the listing does not agree with its own

@@ -187,6 +187,7 @@ fn guarded<'a>(guards: &'a [Guard], anybody: &'a [Access]) -> Option<Vec<Write<'
     (!writes.is_empty()).then_some(writes)
 }
 
+/// A transaction leaves nothing half done: there is nothing to tidy.
 impl Act for LedgerAct {
     fn act<'a>(
         &'a self,
@@ -203,16 +204,6 @@ impl Act for LedgerAct {
             self.delete(decision, ledger, record, permit).await
         }
         .boxed()
-    }
-
-    /// A transaction leaves nothing half done.
-    fn tidy<'a>(
-        &'a self,
-        _decision: &'a Decision,
-        _seen: &'a Candidate,
-        _permit: &'a Permit,
-    ) -> BoxFuture<'a, Result<Effect>> {
-        futures::future::ready(Ok(Effect::default())).boxed()
     }
 
     fn undo<'a>(

@@ -82,6 +82,7 @@ fn effect(decision: &Decision, outcome: &Outcome, visit: Visit) -> Result<Effect
     Ok(effect)
 }
 
+/// An attachment ends with its connection, so nothing is left to put back: there is nothing to tidy.
 impl Act for HedwigAct {
     fn act<'a>(
         &'a self,
@@ -91,16 +92,6 @@ impl Act for HedwigAct {
         permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>> {
         self.decided(decision, seen, permit).boxed()
-    }
-
-    /// An attachment ends with its connection, so nothing is left to put back.
-    fn tidy<'a>(
-        &'a self,
-        _decision: &'a Decision,
-        _seen: &'a Candidate,
-        _permit: &'a Permit,
-    ) -> BoxFuture<'a, Result<Effect>> {
-        futures::future::ready(Ok(Effect::default())).boxed()
     }
 
     fn undo<'a>(

@@ -204,7 +204,7 @@ impl HedwigInventory {
 
     /// A subscriber as the leader has it.
     pub(super) async fn subscriber(&self, topic: &str, id: &str) -> Result<Option<TopicSubscriber>> {
-        let got = self.zk.get_latest(&format!("{}/subscribers/{id}", self.path(topic))).await?;
+        let got = self.zk.get_synced(&format!("{}/subscribers/{id}", self.path(topic))).await?;
         Ok(got.map(|(value, stat)| topic::subscriber(id, &value, stat)))
     }
 
