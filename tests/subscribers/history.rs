@@ -188,6 +188,47 @@ fn what_we_did_ourselves_is_no_sign_of_life() {
     });
 }
 
+/// An owner may stand further with a subscriber than its metadata says. At the first visit that is a sign of life of an unknown time; the same
+/// place later is none, another one is.
+#[test]
+fn where_an_owner_stood_is_kept_until_the_next_visit() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(&folder);
+    let activity = Activity::new(store.clone(), "a");
+    block(async {
+        see(&activity, &mut [at("x", 0), at("y", 0)], NOW).await;
+        activity.note_alive(&at("x", 0), "old", Some(5), NOW + DAY).await.unwrap();
+        // Seen by two scans, and told to executors, for whom idleness counts from the visit.
+        for scan in 2..4 {
+            let mut log = at("x", 0);
+            see(&activity, &mut [log.clone(), at("y", 0)], NOW + scan * DAY).await;
+            activity.recall(&mut log).await.unwrap();
+            let stood = log.subscribers[0].stood.unwrap();
+            assert_eq!((stood.at, stood.since_ms, log.subscribers[0].alive_ms), (5, NOW + DAY, NOW + DAY));
+        }
+        let mut log = at("x", 0);
+        see(&activity, &mut [log.clone(), at("y", 0)], NOW + 4 * DAY).await;
+        // The same place again starts nothing anew; another does.
+        for (place, day) in [(5, 1), (8, 5)] {
+            activity.note_alive(&log, "old", Some(place), NOW + 5 * DAY).await.unwrap();
+            see(&activity, std::slice::from_mut(&mut log), NOW + 6 * DAY).await;
+            let seen = &log.subscribers[0];
+            assert_eq!(seen.stood.map(|stood| (stood.at, stood.since_ms)), Some((place, NOW + day * DAY)));
+            assert_eq!(seen.history.unwrap().since_ms, NOW + day * DAY);
+        }
+        // Its node was written: where it stood is of no use any more.
+        let mut log = at("x", 9);
+        see(&activity, std::slice::from_mut(&mut log), NOW + 7 * DAY).await;
+        activity.recall(&mut log).await.unwrap();
+        assert_eq!(log.subscribers[0].stood, None);
+        assert!(store.list("own", "", None, 9).await.unwrap().is_empty());
+        // It is gone.
+        activity.note_alive(&log, "old", Some(10), NOW + 8 * DAY).await.unwrap();
+        see(&activity, &mut [at("y", 0)], NOW + 9 * DAY).await;
+        assert!(store.list("own", "", None, 9).await.unwrap().is_empty());
+    });
+}
+
 #[test]
 fn a_mark_is_cleared_by_a_sign_of_life_and_by_catching_up() {
     for back in [5, i64::MAX] {

@@ -27,6 +27,7 @@ pub fn subscriber(name: &str, idle: i64) -> Subscriber {
         history: Some(History { since_ms: NOW - idle, last_ms: NOW - 3_600_000, sightings: 5 }),
         mark: None,
         protected: None,
+        stood: None,
         expiration_s: None,
     }
 }

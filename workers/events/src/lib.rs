@@ -44,7 +44,7 @@ pub use recovery::{
 };
 pub use scan::{Proposed, ScanRef, ScanReport, ScanRequest, Scope, Trigger};
 pub use subscriber::{
-    HedwigHub, HedwigPointer, HedwigRange, HedwigTopic, History, Log, Mark, Protection, Subscriber,
+    HedwigHub, HedwigPointer, HedwigRange, HedwigTopic, History, Log, Mark, Protection, Stood, Subscriber,
     SubscriberCandidate, SubscriberClass, split_subscriber, subscriber_subject,
 };
 pub use survey::{Comparison, Kept, Missing, SurveyReport, Unread};

@@ -144,6 +144,9 @@ pub struct Subscriber {
     /// Somebody asked to leave it alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protected: Option<Protection>,
+    /// Where an earlier act found the owner standing with it, if that was further than the metadata says. Filled in from our own store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stood: Option<Stood>,
     /// The subscriber's expiration as its own system has it configured, seconds; 0 or less is never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiration_s: Option<i64>,
@@ -171,6 +174,18 @@ pub struct History {
     pub last_ms: i64,
     /// How many finished scans saw this progress.
     pub sightings: u32,
+}
+
+/// Where the owner stood with a subscriber. A hub keeps a pointer that moved by less than its `consume_interval` in memory, so this can be
+/// further than the metadata says: then the subscriber took messages at a time that nobody knows, before the visit. Where the owner still
+/// stands there at a later visit, it has taken none since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Stood {
+    /// Id of the last message that the owner knew to be consumed.
+    pub at: u64,
+    /// When it was first found there, milliseconds since 1970.
+    pub since_ms: i64,
 }
 
 /// An announcement that a subscriber will be acted on.

@@ -90,6 +90,9 @@ pub struct Effect {
     pub aim: Option<Position>,
     /// Where it stood when the act let it go, if the act could tell. Can lie beyond the aim, over what was consumed one by one.
     pub left_at: Option<Position>,
+    /// Where the owner stands with a subscriber that was not moved because that is further than its metadata says: it took messages at some
+    /// time before this visit. The same place at a later one means none since.
+    pub stood_at: Option<u64>,
     /// What a person should know.
     pub notes: Vec<String>,
 }

@@ -14,7 +14,8 @@ use sha2::{Digest, Sha256};
 use tracing::warn;
 use trimtab_bus::{Expect, Store};
 use trimtab_events::{
-    Evidence, History, Mark, Protection, Subscriber, SubscriberCandidate, SubscriberClass, key_of, subscriber_subject,
+    Evidence, History, Mark, Protection, Stood, Subscriber, SubscriberCandidate, SubscriberClass, key_of,
+    subscriber_subject,
 };
 use trimtab_policy::holds;
 use trimtab_targets::Class;
@@ -99,6 +100,32 @@ struct Own {
     /// When an act found it alive, milliseconds since 1970; 0 when none did.
     #[serde(default)]
     alive_ms: i64,
+    /// Where it was found, if all that spoke for it was a position that the owner had not written down. Kept for the next visit, as long as
+    /// its progress is this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stood: Option<StoodAt>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct StoodAt {
+    at: u64,
+    progress: String,
+}
+
+impl Own {
+    fn new(subject: String) -> Own {
+        Own { subject, chain: Vec::new(), until_ms: 0, alive_ms: 0, stood: None }
+    }
+
+    /// Gives a subscriber what a visit found out about it, while it has not moved since.
+    fn tell(&self, subscriber: &mut Subscriber) {
+        let Some(stood) = self.stood.as_ref().filter(|stood| subscriber.progress.present() == Some(&stood.progress))
+        else {
+            return;
+        };
+        subscriber.stood = Some(Stood { at: stood.at, since_ms: self.alive_ms });
+        subscriber.alive_ms = subscriber.alive_ms.max(self.alive_ms);
+    }
 }
 
 /// The shared memory of subscribers of one target.
@@ -250,8 +277,8 @@ impl Activity {
         Ok(wish.filter(|wish| wish.until_ms.is_none_or(|until| now_ms < until)))
     }
 
-    /// Fills in what the store knows of the subscribers of a log that was read again: marks, and wishes to be left alone. Histories are
-    /// those of the decision.
+    /// Fills in what the store knows of the subscribers of a log that was read again: marks, wishes to be left alone, and what visits found.
+    /// Histories are those of the decision.
     ///
     /// # Errors
     /// When the store cannot be read: nothing may be done then.
@@ -262,8 +289,10 @@ impl Activity {
             let (part, remembered) = (subscriber_subject(&subject, name), remembered(log, name));
             let mark = self.document::<Mark>(MARKS, &self.key(&remembered)).await?.map(|(mark, _)| mark);
             let protected = self.protection(&[&part, &remembered, &subject, &whole]).await?;
+            let own = self.document::<Own>(OWN, &self.key(&remembered)).await?;
             let subscriber = &mut log.subscribers[index];
             (subscriber.mark, subscriber.protected) = (mark, protected);
+            own.iter().for_each(|(own, _)| own.tell(subscriber));
         }
         Ok(())
     }
@@ -301,26 +330,36 @@ impl Activity {
             Some((own, revision)) if own.chain.iter().any(|progress| progress == decided) => {
                 (own, Expect::Revision(revision))
             }
-            Some((_, revision)) => (
-                Own { subject, chain: vec![decided.to_owned()], until_ms: now_ms, alive_ms: 0 },
-                Expect::Revision(revision),
-            ),
-            None => (Own { subject, chain: vec![decided.to_owned()], until_ms: now_ms, alive_ms: 0 }, Expect::Absent),
+            other => {
+                let expect = other.map_or(Expect::Absent, |(_, revision)| Expect::Revision(revision));
+                (Own { chain: vec![decided.to_owned()], ..Own::new(subject) }, expect)
+            }
         };
         own.chain.push(after.clone());
         own.until_ms = now_ms;
         self.put(OWN, &key, &own, expect).await
     }
 
-    /// Notes that an act found a subscriber alive: it was online, or it came back meanwhile.
+    /// Notes that an act found a subscriber alive: it was online, or it came back meanwhile, or its owner stood further with it than the
+    /// metadata says, at `stood_at`. The same place as the last time is no new sign of life.
     ///
     /// # Errors
     /// When the store cannot be written.
-    pub async fn note_alive(&self, log: &SubscriberCandidate, name: &str, now_ms: i64) -> Result<(), Failure> {
+    pub async fn note_alive(
+        &self,
+        log: &SubscriberCandidate,
+        name: &str,
+        stood_at: Option<u64>,
+        now_ms: i64,
+    ) -> Result<(), Failure> {
         let subject = remembered(log, name);
         let key = self.key(&subject);
-        let own = Own { subject, chain: Vec::new(), until_ms: 0, alive_ms: now_ms };
-        self.put(OWN, &key, &own, Expect::Anything).await
+        let now = log.subscribers.iter().find(|s| s.name == name).and_then(|s| s.progress.present());
+        let stood = stood_at.zip(now).map(|(at, progress)| StoodAt { at, progress: progress.clone() });
+        if stood.is_some() && self.document::<Own>(OWN, &key).await?.is_some_and(|(own, _)| own.stood == stood) {
+            return Ok(());
+        }
+        self.put(OWN, &key, &Own { alive_ms: now_ms, stood, ..Own::new(subject) }, Expect::Anything).await
     }
 
     /// Marks a subscriber; what was marked before, if it was with the same progress.
@@ -436,7 +475,7 @@ pub struct ShardWatch {
     activity: Activity,
     own: Arc<HashMap<u64, Own>>,
     wishes: Arc<HashMap<String, Protection>>,
-    /// All marks of the target, and those of them whose subscribers were met in this shard.
+    /// All marks of the target, and which of those with marks or notes of visits were met in this shard.
     marks: Arc<HashMap<u64, String>>,
     met: HashSet<u64>,
     /// How far the target's clock is behind ours at least, seconds.
@@ -475,7 +514,7 @@ impl ShardWatch {
         for index in 0..log.subscribers.len() {
             let subject = remembered(log, &log.subscribers[index].name);
             let key = short_key(&subject);
-            if self.marks.contains_key(&key) {
+            if self.marks.contains_key(&key) || self.own.contains_key(&key) {
                 self.met.insert(key);
             }
             // Most have none, and there are as many names to make as subscribers.
@@ -510,6 +549,9 @@ impl ShardWatch {
             if subscriber.alive_ms <= i64::from(entry.own_until) * 1000 {
                 subscriber.alive_ms = 0;
             }
+            if let Some(own) = self.own.get(&key) {
+                own.tell(subscriber);
+            }
             if subscriber.progress.present().is_some() {
                 subscriber.history = Some(History {
                     since_ms: i64::from(entry.since) * 1000,
@@ -540,19 +582,21 @@ impl ShardWatch {
         i64::from(self.behind_s) * 1000
     }
 
-    /// Marks whose subscribers the old pages have and this scan has not met.
-    async fn gone(&mut self) -> Result<Vec<String>, Failure> {
-        let missing = |marks: &HashMap<u64, String>, met: &HashSet<u64>| marks.keys().any(|key| !met.contains(key));
-        if !missing(&self.marks, &self.met) {
-            return Ok(Vec::new());
+    /// Finds those whose marks or visits are noted, whom the old pages have and this scan has not met: what is noted of them can go.
+    async fn look_for_gone(&mut self) -> Result<(), Failure> {
+        if self.marks.keys().chain(self.own.keys()).all(|key| self.met.contains(key)) {
+            return Ok(());
         }
-        let mut gone = Vec::new();
         for number in 0..self.old.firsts.len() {
             let page = self.read_page(number).await?;
-            let marked = page.iter().filter(|(key, known)| known.marked && !self.met.contains(key));
-            gone.extend(marked.filter_map(|(key, _)| self.marks.get(key).cloned()));
+            for (key, known) in page.iter().filter(|(key, _)| !self.met.contains(key)) {
+                if let Some(subject) = self.marks.get(key).filter(|_| known.marked) {
+                    self.cleared.push(Cleared { subject: subject.clone(), gone: true });
+                }
+                self.absorbed.extend(self.own.get(key).map(|own| own.subject.clone()));
+            }
         }
-        Ok(gone)
+        Ok(())
     }
 
     /// What is remembered of a subscriber from now on.
@@ -566,7 +610,8 @@ impl ShardWatch {
         let number = number_of(progress);
         let noted = self.own.get(&key);
         let found_alive = noted.map_or(0, |own| seconds(own.alive_ms));
-        if found_alive > 0 {
+        let stands = noted.and_then(|own| own.stood.as_ref()).is_some_and(|stood| stood.progress == *progress);
+        if found_alive > 0 && !stands {
             self.absorbed.push(subject.to_owned());
         }
         let own = noted.filter(|own| own.chain.last() == Some(progress));
@@ -685,8 +730,7 @@ impl ShardWatch {
         let directory = format!("{}/directory", self.prefix);
         let expect = self.revision.map_or(Expect::Absent, Expect::Revision);
         self.activity.put(PAGES, &directory, &self.new, expect).await?;
-        let gone = self.gone().await?;
-        self.cleared.extend(gone.into_iter().map(|subject| Cleared { subject, gone: true }));
+        self.look_for_gone().await?;
         let store = &self.activity.store;
         for number in 0..self.old.firsts.len().saturating_sub(1) {
             store.delete(PAGES, &self.page_key(self.old.generation, number), Expect::Anything).await?;

@@ -1,7 +1,7 @@
 //! Decisions become moves, and what comes of a move becomes what the workers want to know.
 
 use futures::future::{BoxFuture, FutureExt};
-use trimtab_events::{Candidate, Decision, Log, Position, Verdict};
+use trimtab_events::{Candidate, Consume, Decision, Log, Position, Verdict};
 
 use super::act::{HedwigAct, Move, Outcome, Visit};
 use crate::error::{Class, Result, TargetError};
@@ -20,12 +20,20 @@ impl HedwigAct {
             subscriber: &consume.subscription,
             seen: decision.seen,
             up_to,
-            stood_at: None,
+            stood_at: stood_before(consume, seen),
             hub: owner_of(seen),
         };
         let (outcome, visit) = self.carry_out(&what, permit).await?;
         effect(decision, &outcome, visit)
     }
+}
+
+/// Where an earlier visit found the hub standing with the subscriber, if the decision counts only what happened since.
+fn stood_before(consume: &Consume, seen: &Candidate) -> Option<u64> {
+    let Candidate::Subscriber(log) = seen else { return None };
+    let stood = log.subscribers.iter().find(|subscriber| subscriber.name == consume.subscription)?.stood?;
+    let stale = consume.stale.iter().find(|stale| stale.subscription == consume.subscription)?;
+    (stood.since_ms <= stale.history.since_ms).then_some(stood.at)
 }
 
 /// The hub that serves the topic, as far as was seen.
@@ -55,7 +63,7 @@ fn effect(decision: &Decision, outcome: &Outcome, visit: Visit) -> Result<Effect
             Effect { pending: true, aim: visit.to, left_at: visit.to, notes: vec![says.clone()], ..Effect::default() }
         }
         Outcome::Online(_) => skipped("online", true),
-        Outcome::Ahead { .. } => skipped("active", true),
+        Outcome::Ahead { stands } => Effect { stood_at: Some(*stands), ..skipped("active", true) },
         Outcome::MovedOn => skipped("changed", true),
         Outcome::Gone => skipped("gone", false),
         Outcome::HubSubscriber => skipped("protected", false),

@@ -218,6 +218,7 @@ pub(super) fn candidate(topic: &Topic, settings: &Settings) -> Option<Candidate>
         history: None,
         mark: None,
         protected: None,
+        stood: None,
         expiration_s: None,
     });
     Some(Candidate::Subscriber(Box::new(SubscriberCandidate {

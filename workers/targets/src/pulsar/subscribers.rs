@@ -119,6 +119,7 @@ fn subscriber(group: &[LedgerCandidate], topic: &LedgerCandidate, own: &Cursor, 
         history: None,
         mark: None,
         protected: None,
+        stood: None,
         expiration_s: expiration.map(|setting| setting.value.saturating_mul(60)),
     }
 }

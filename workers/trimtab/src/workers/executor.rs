@@ -432,7 +432,7 @@ impl Executor {
         let Some(consume) = &decision.consume else { return };
         let (name, now) = (&consume.subscription, self.now_ms());
         let noted = if effect.skipped.as_ref().is_some_and(|skipped| skipped.alive) {
-            self.parts.activity.note_alive(log, name, now).await
+            self.parts.activity.note_alive(log, name, effect.stood_at, now).await
         } else if effect.skipped.is_none() && log.position(name) == Some(effect.left_at.unwrap_or(consume.to)) {
             let own = consume.stale.iter().find(|stale| stale.subscription == *name);
             let decided = own.map(|stale| stale.progress.as_str()).unwrap_or_default();
