@@ -14,12 +14,8 @@ mod clocks;
 mod ground;
 #[path = "faults/inside.rs"]
 mod inside;
-#[path = "faults/kills.rs"]
-mod kills;
 #[path = "faults/listings.rs"]
 mod listings;
-#[path = "faults/live.rs"]
-mod live;
 #[path = "faults/local.rs"]
 mod local;
 #[path = "faults/model.rs"]

@@ -1,5 +1,10 @@
 //! The whole job on a real Pulsar: scan, decide, act, record. What goes is exactly what the mess says, and nothing else.
 
+#[path = "pipeline/kills.rs"]
+mod kills;
+#[path = "pipeline/live.rs"]
+mod live;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -4,13 +4,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use trimtab_targets::pulsar::managed_ledger_info;
-use trimtab_tests::java::{JavaClient, word};
+use trimtab_tests::java::JavaClient;
 use trimtab_tests::pulsar::PulsarRig;
 use trimtab_tests::trimtab::{Ended, run};
 use wiremock::matchers::{any, method, path_regex};
@@ -49,12 +47,12 @@ impl Ground {
     }
 
     pub(crate) fn ids(&self, number: usize) -> Vec<i64> {
-        let raw = get(&mut self.client.lock().unwrap(), &self.node(number));
+        let raw = self.client.lock().unwrap().get(&self.node(number)).unwrap();
         managed_ledger_info(&raw).unwrap().ledgers.iter().map(|info| info.id).collect()
     }
 
     pub(crate) fn put(&self, path: &str, value: &[u8]) {
-        put(&mut self.client.lock().unwrap(), path, value);
+        self.client.lock().unwrap().put(path, value).unwrap();
     }
 
     /// A new, empty state folder.
@@ -69,14 +67,6 @@ impl Ground {
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     }
-}
-
-pub(crate) fn get(client: &mut JavaClient, path: &str) -> Vec<u8> {
-    STANDARD.decode(client.run(&format!("get {}", word(path))).unwrap().trim()).unwrap()
-}
-
-pub(crate) fn put(client: &mut JavaClient, path: &str, value: &[u8]) {
-    client.run(&format!("put {} {}", word(path), word(&STANDARD.encode(value)))).unwrap();
 }
 
 /// A list of ledgers without its first ones, as a broker's trim leaves it.
@@ -130,9 +120,9 @@ impl Trims {
         let (namespace, topic) = name.rsplit_once('/').unwrap();
         let node = format!("/managed-ledgers/{namespace}/persistent/{topic}");
         let mut client = self.client.lock().unwrap();
-        let list = get(&mut client, &node);
+        let list = client.get(&node).unwrap();
         if managed_ledger_info(&list).unwrap().ledgers.len() == LEDGERS {
-            put(&mut client, &node, &without_first(&list, self.ledgers));
+            client.put(&node, &without_first(&list, self.ledgers)).unwrap();
         }
     }
 }

@@ -185,7 +185,7 @@ fn undecodable_metadata_keeps_its_topics_and_no_others() {
     ground.put(&format!("{}/s", ground.node(1)), b"\x07garbage");
     ground.put("/admin/policies/faults/n0002", b"{\"retention_policies\": ");
     // A list that breaks off in the middle of a ledger.
-    let list = crate::ground::get(&mut ground.client.lock().unwrap(), &ground.node(2));
+    let list = ground.client.lock().unwrap().get(&ground.node(2)).unwrap();
     ground.put(&ground.node(2), &list[..list.len() - 3]);
     let ended = plan(&ground, &ground.from(), &["--explain"]).exits(4);
     let plan = ended.json();

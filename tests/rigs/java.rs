@@ -7,6 +7,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 
 use crate::cache;
 use crate::process::{Process, Spec};
@@ -170,6 +172,17 @@ impl JavaClient {
     pub fn run(&mut self, command: &str) -> Result<String> {
         let mut answers = self.run_all([command])?;
         answers.pop().context("no answer")
+    }
+
+    /// What is in a node of ZooKeeper.
+    pub fn get(&mut self, path: &str) -> Result<Vec<u8>> {
+        let answer = self.run(&format!("get {}", word(path)))?;
+        STANDARD.decode(answer.trim()).with_context(|| format!("`get {path}`: {answer:?}"))
+    }
+
+    /// Writes a node of ZooKeeper, which it makes where there is none.
+    pub fn put(&mut self, path: &str, value: &[u8]) -> Result<()> {
+        self.run(&format!("put {} {}", word(path), word(&STANDARD.encode(value)))).map(|_| ())
     }
 
     /// Does several commands, handed over at once, one after the other; fails at the first that failed.

@@ -10,8 +10,6 @@ use trimtab_tests::mess::Mess;
 use trimtab_tests::ports::Port;
 use trimtab_tests::trimtab::{run, start};
 
-use crate::ground::put;
-
 fn ids(client: &mut JavaClient, topic: &str) -> Vec<i64> {
     client.listed(&Mess::managed_ledger(topic)).unwrap().iter().map(|ledger| ledger.id).collect()
 }
@@ -78,7 +76,7 @@ fn a_plan_is_carried_out_as_it_was_reviewed_or_not_at_all() {
 
     let changed = "persistent://attic/bulk/t004";
     let first = ids(&mut client, changed)[0];
-    put(&mut client, &format!("/managed-ledgers/{}/late", Mess::managed_ledger(changed)), &cursor_before(first));
+    client.put(&format!("/managed-ledgers/{}/late", Mess::managed_ledger(changed)), &cursor_before(first)).unwrap();
     let outside = "persistent://attic/zero/consumed";
     let before: BTreeMap<&str, Vec<i64>> =
         items.keys().map(String::as_str).chain([outside]).map(|topic| (topic, ids(&mut client, topic))).collect();
