@@ -16,13 +16,19 @@ use crate::{BusError, Document, Expect, Lease, Result, Store, names};
 /// `trim` in ASCII: marks the file as ours.
 const APPLICATION_ID: i32 = 0x7472_696d;
 /// Version of the tables.
-const LAYOUT: i32 = 1;
+const LAYOUT: i32 = 2;
+/// The first one had documents without row ids.
+const FIRST_LAYOUT: i32 = 1;
 
-const TABLES: &str = "
+// With row ids, and the value last: values are large, and neither a search for a key nor a look at a revision may read any.
+const DOCUMENTS: &str = "
     CREATE TABLE documents (
-        bucket TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, revision INTEGER NOT NULL,
+        bucket TEXT NOT NULL, key TEXT NOT NULL, revision INTEGER NOT NULL, value BLOB NOT NULL,
         PRIMARY KEY (bucket, key)
-    ) WITHOUT ROWID;
+    );
+";
+
+const OTHER_TABLES: &str = "
     -- The last revision outlives the document that had it: a revision must never come twice.
     CREATE TABLE revisions (bucket TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID;
     CREATE TABLE leases (
@@ -134,7 +140,7 @@ fn prepare(path: &Path) -> std::result::Result<Connection, Unusable> {
     let (application, layout) = (pragma("application_id")?, pragma("user_version")?);
     let tables: i64 = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     match (application, layout, tables) {
-        (APPLICATION_ID, LAYOUT, _) => {}
+        (APPLICATION_ID, FIRST_LAYOUT | LAYOUT, _) => {}
         (APPLICATION_ID, newer, _) => return Err(Unusable::Layout(newer)),
         (0, 0, 0) => {}
         _ => return Err(Unusable::Foreign),
@@ -146,7 +152,8 @@ fn prepare(path: &Path) -> std::result::Result<Connection, Unusable> {
     if tables == 0 {
         // In one transaction, so that a crash leaves either an empty file or a whole store.
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        transaction.execute_batch(TABLES)?;
+        transaction.execute_batch(DOCUMENTS)?;
+        transaction.execute_batch(OTHER_TABLES)?;
         transaction.pragma_update(None, "user_version", LAYOUT)?;
         transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
         transaction.commit()?;
@@ -156,9 +163,23 @@ fn prepare(path: &Path) -> std::result::Result<Connection, Unusable> {
     if check != "ok" {
         return Err(Unusable::Damaged(check));
     }
+    if layout == FIRST_LAYOUT {
+        renew(&mut connection)?;
+    }
     // Nobody else can have the file open: whoever held a lease is gone, however long it says that it lasts. Fencing numbers go on.
     connection.execute("DELETE FROM leases", [])?;
     Ok(connection)
+}
+
+/// Brings the documents of the first layout into the present one, or leaves the file as it is.
+fn renew(connection: &mut Connection) -> rusqlite::Result<()> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    transaction.execute_batch("ALTER TABLE documents RENAME TO before")?;
+    transaction.execute_batch(DOCUMENTS)?;
+    transaction.execute_batch("INSERT INTO documents SELECT bucket, key, revision, value FROM before")?;
+    transaction.execute_batch("DROP TABLE before")?;
+    transaction.pragma_update(None, "user_version", LAYOUT)?;
+    transaction.commit()
 }
 
 enum Unusable {
@@ -272,9 +293,9 @@ impl Store for SqliteStore {
                 transaction
                     .prepare_cached(
                         "INSERT INTO documents VALUES (?1, ?2, ?3, ?4)
-                         ON CONFLICT (bucket, key) DO UPDATE SET value = ?3, revision = ?4",
+                         ON CONFLICT (bucket, key) DO UPDATE SET revision = ?3, value = ?4",
                     )?
-                    .execute(params![b, k, v, revision])?;
+                    .execute(params![b, k, revision, v])?;
                 Ok(Ok(revision.cast_unsigned()))
             })
             .await
@@ -438,6 +459,34 @@ mod tests {
 
         assert!(why(SqliteStore::open(folder.path().join("absent/state.db"))).contains("folder"));
         assert!(why(SqliteStore::open(folder.path())).contains("open store"));
+    }
+
+    #[tokio::test]
+    async fn documents_of_the_first_layout_are_found_with_their_revisions() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("state.db");
+        let first = "
+            CREATE TABLE documents (
+                bucket TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, revision INTEGER NOT NULL,
+                PRIMARY KEY (bucket, key)
+            ) WITHOUT ROWID;
+            INSERT INTO documents VALUES ('b', 'k', x'010203', 7), ('b', 'l', x'', 9);
+            INSERT INTO revisions VALUES ('b', 9);
+        ";
+        let connection = Connection::open(&path).expect("open");
+        connection.execute_batch(OTHER_TABLES).expect("tables");
+        connection.execute_batch(first).expect("tables");
+        connection.pragma_update(None, "user_version", FIRST_LAYOUT).expect("set");
+        connection.pragma_update(None, "application_id", APPLICATION_ID).expect("set");
+        drop(connection);
+        for _ in 0..2 {
+            let store = SqliteStore::open(&path).expect("brought up to date");
+            let document = store.get("b", "k").await.expect("read").expect("there");
+            assert_eq!((document.value, document.revision), (vec![1, 2, 3], 7));
+            assert_eq!(store.list("b", "", None, 9).await.expect("listed").len(), 2);
+        }
+        let store = SqliteStore::open(&path).expect("open");
+        assert_eq!(store.put("b", "k", b"x", Expect::Revision(7)).await.expect("written"), 10);
     }
 
     #[tokio::test]
