@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use trimtab_targets::Class;
 use trimtab_targets::hedwig::wire::{self, Incoming, op};
 use trimtab_targets::hedwig::{ActOptions, HubOptions, Outcome};
@@ -242,7 +243,9 @@ async fn until_told(ours: &Ours, topic: &str) -> Outcome {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Hedwig"]
 async fn owners_in_persistent_nodes_are_told_from_the_living() {
-    let mut rig = HedwigRig::builder().setting("metadata_manager_based_topic_manager_enabled", "true").start().unwrap();
+    let rig = HedwigRig::builder().setting("metadata_manager_based_topic_manager_enabled", "true");
+    // What is not read at once must be read from bookies.
+    let mut rig = rig.setting("cache_size", "262144").start().unwrap();
     let mut hands = rig.hands().unwrap();
     let topic = topic_at(&rig, &mut hands, "t", Part::Hub2);
     let second = topic_at(&rig, &mut hands, "u", Part::Hub1);
@@ -264,4 +267,49 @@ async fn owners_in_persistent_nodes_are_told_from_the_living() {
     let seen = ours.topic(&second).await;
     assert!(seen.owner.present().is_none_or(|owner| !owner.alive), "{seen:?}");
     assert_eq!(until_settled(&ours, &second).await, Outcome::Consumed);
+    wedged(&mut rig, &mut hands, &ours).await;
+}
+
+/// D2: somebody consumes what it has not been given yet, and is slow to take it. The hub collects the ledgers, still reads them for it, and
+/// loses the topic while it goes on owning it. Whoever is sent there then raises an alarm; a restart of the hub helps.
+async fn wedged(rig: &mut HedwigRig, hands: &mut Hands, ours: &Ours) {
+    let topic = "wedged";
+    hands.prepare(topic, &["slow", "idle"]).unwrap();
+    hands.run(&format!("publish {topic} 2000 size=8000")).unwrap();
+    hands.run(&format!("consumeto {topic} idle 1500")).unwrap();
+    let hub = owner(rig, hands, topic);
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 * 1024).unwrap();
+    let mut slow = socket.connect(rig.hub_plain(hub).parse().unwrap()).await.unwrap();
+    let seen = ours.topic(topic).await;
+    let (_, end) = seen.ledgers.present().unwrap().closed_up_to(1500).unwrap();
+    let about = |txn| wire::About { txn, topic, subscriber: "slow" };
+    let mut out = Vec::new();
+    wire::put_frame(&about(1).attach(&[]), &mut out);
+    slow.write_all(&out).await.unwrap();
+    let mut received = bytes::BytesMut::new();
+    let frame = loop {
+        slow.read_buf(&mut received).await.unwrap();
+        if let Some(frame) = wire::take_frame(&mut received, wire::MAX_FRAME).unwrap() {
+            break frame;
+        }
+    };
+    assert!(matches!(wire::incoming(&frame), Ok(Incoming::Answer { txn: 1, status: wire::Status::SUCCESS, .. })));
+    out.clear();
+    wire::put_frame(&about(2).consume(end), &mut out);
+    slow.write_all(&out).await.unwrap();
+    hands.wait_for(topic, SOON, |shown| shown.ledgers.len() < 30).unwrap();
+    let start = Instant::now();
+    while !rig.log_has(hub, "Invalid RangeScan") {
+        received.clear();
+        tokio::time::timeout(Duration::from_millis(200), slow.read_buf(&mut received)).await.ok();
+        assert!(start.elapsed() < SOON, "the hub did not lose the topic");
+    }
+    drop(slow);
+    let outcome = until_told(ours, topic).await;
+    assert!(matches!(&outcome, Outcome::Wedged(_)), "{outcome:?}");
+    assert_eq!(hands.show(topic).unwrap().subscribers["idle"].1, 1);
+    rig.kill9(hub).unwrap();
+    rig.start(hub).unwrap();
+    assert_eq!(until_settled(ours, topic).await, Outcome::Consumed);
 }
