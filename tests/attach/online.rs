@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use trimtab_targets::Class;
-use trimtab_targets::pulsar::subscriptions::{Consume, Outcome, Trim};
-use trimtab_targets::pulsar::wire::SubType;
+use trimtab_targets::pulsar::subscriptions::{Consume, Outcome, Skip, Trim};
+use trimtab_targets::pulsar::wire::{AckType, SubType};
 use trimtab_tests::pulsar::PulsarRig;
 
 use crate::client::Client;
-use crate::ground::{At, Ground, Hook, done, online, permit};
+use crate::ground::{At, Ground, Hook, done, online, permit, skipped};
 
 const KINDS: [SubType; 4] = [SubType::Exclusive, SubType::Shared, SubType::Failover, SubType::KeyShared];
 
@@ -17,6 +17,7 @@ pub(crate) fn connected_or_back(rig: &Arc<PulsarRig>) {
     let ground = Ground::at(rig, "o");
     connected(&ground);
     comes_back_before_the_attach(&ground);
+    comes_and_goes_before_the_attach(&ground);
     does_not_answer(&ground);
     the_topic_is_closed_meanwhile(&ground);
     another_of_us(&ground);
@@ -60,6 +61,22 @@ fn comes_back_before_the_attach(ground: &Ground) {
         assert!(!consumer.is_closed());
         assert_eq!(consumer.receive(), entries, "{kind:?}");
     }
+}
+
+/// And has left again when we attach: it took something, so it is alive.
+fn comes_and_goes_before_the_attach(ground: &Ground) {
+    let topic = "acme/o/visits";
+    let entries = ground.topic(topic, "s", 15);
+    let (rest, had) = (ground.rest.clone(), entries[0]);
+    let hook = Hook::before(At::Attach, move || {
+        let mut consumer = rest.consumer(topic, "s", SubType::Exclusive).unwrap();
+        assert_eq!(consumer.receive().first(), Some(&had));
+        consumer.acknowledge(AckType::Individual, &[had]);
+        consumer.close();
+    });
+    assert_eq!(skipped(ground.consume_watched(topic, "s", entries[9], &hook)), Skip::Moved(entries[0]));
+    assert!(!hook.reached(At::Act));
+    assert_eq!(ground.rest.owed(topic, "s"), &entries[1..]);
 }
 
 /// Between the attach and the acknowledgement it is refused. When it is exclusive the broker probes us, and that is noticed.

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use trimtab_events::{CursorKind, LastLedger, LedgerInfo, Position, TopicClass};
 
 use super::outcome::{Acted, Online, Skip, Standing, Step, Steps, Subscriber};
-use super::{CREATED_BY, Subscriptions};
+use super::{CREATED_BY, Subscriptions, same_place};
 use crate::error::{Class, TargetError};
 use crate::pulsar::attach::wire_error;
 use crate::pulsar::backlog::{Place, Row};
@@ -195,6 +195,16 @@ impl Subscriptions {
 }
 
 impl Held {
+    /// Whether the owner has the subscription where its node said that it stands, before the topic was loaded for us. Else somebody was
+    /// there since, and has left. A node that gives a lower bound only cannot tell.
+    pub(super) fn unmoved(&self, found: &CursorNode) -> Going<()> {
+        let at = self.standing.mark_delete;
+        if found.info.lower_bound() || same_place(&self.row.row(), found.info.mark_delete, at) {
+            return Ok(());
+        }
+        Err(Skip::Moved(at).into())
+    }
+
     /// Whether there is such an entry, and consumers could have it by now: what an open transaction may still take back is not
     /// acknowledged, and neither is what was never written.
     pub(super) fn deliverable(&self, up_to: Position) -> Going<()> {

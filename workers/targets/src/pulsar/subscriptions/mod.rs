@@ -12,7 +12,8 @@
 //! 3. The attach, with a property that no other client sets: a subscription that went away only a moment ago is created by it, and
 //!    is known by that property and removed again. One that takes long is given up, for the reason of 2.
 //! 4. The cursor's node again, as of now: the same node still.
-//! 5. Where the topic ends and how far the subscription really is, from the broker's memory: the node may say less.
+//! 5. Where the topic ends and how far the subscription really is, from the broker's memory: the node may say less. Unless it says that
+//!    it does, the two are the same, or somebody was there after 1 and has left again.
 //! 6. The acknowledgement, then 5 again: its answer says neither that it was heeded nor that it is stored.
 //! 7. Detached; once the broker has begun to store it, trimmed, closed, and judged by the cursor's node.
 
@@ -124,16 +125,23 @@ impl Subscriptions {
             return Err(Skip::Already(found.info.mark_delete).into());
         }
         let mut held = self.hold(&job.subscriber, steps, visited).await?;
-        let consumed = self.consume_held(job, &mut held, steps).await;
+        let consumed = self.consume_held(job, &found, &mut held, steps).await;
         held.let_go(steps, consumed).await
     }
 
-    async fn consume_held(&self, job: &Consume, held: &mut Held, steps: &dyn Steps) -> Going<Acted> {
+    async fn consume_held(
+        &self,
+        job: &Consume,
+        found: &CursorNode,
+        held: &mut Held,
+        steps: &dyn Steps,
+    ) -> Going<Acted> {
         let what = || job.subscriber.what(&format!("acknowledging up to {} for", job.up_to));
         let at = held.standing.mark_delete;
         if at >= job.up_to {
             return Err(Skip::Already(at).into());
         }
+        held.unmoved(found)?;
         held.deliverable(job.up_to)?;
         let (up_to, moved) = self.whole_messages(&job.subscriber, held, job.up_to).await?;
         if at >= up_to {
@@ -158,9 +166,10 @@ impl Subscriptions {
     }
 
     async fn try_delete(&self, job: &Delete, steps: &dyn Steps, visited: &mut bool) -> Going<Acted> {
-        self.same(&job.subscriber, true).await?;
+        let found = self.same(&job.subscriber, true).await?;
         let mut held = self.hold(&job.subscriber, steps, visited).await?;
         let deleted = async {
+            held.unmoved(&found)?;
             steps.before(Step::Delete(&held.standing)).await?;
             let mut acted = Acted::new(held.standing.clone(), None);
             match held.attachment.unsubscribe().await {
@@ -324,6 +333,12 @@ fn may_be_done(error: &WireError) -> bool {
     matches!(error, WireError::Ended(_) | WireError::NoAnswer(_) | WireError::Garbage(_))
 }
 
+/// Whether nothing lies between two positions. A load moves a cursor from the end of a ledger to the beginning of the next one: nobody
+/// has taken anything then.
+fn same_place(row: &Row<'_>, one: Position, other: Position) -> bool {
+    one == other || row.after(other).is_some_and(|next| row.after(one) == Some(next))
+}
+
 async fn put_back(job: &Restore, held: &mut Held, steps: &dyn Steps) -> Going<Acted> {
     let owned = held.row.clone();
     let row = owned.row();
@@ -335,9 +350,7 @@ async fn put_back(job: &Restore, held: &mut Held, steps: &dyn Steps) -> Going<Ac
     if row.after(at) == Some(job.resume_at) {
         return Err(Skip::Already(at).into());
     }
-    // A load moves a cursor from the end of a ledger to the beginning of the next one: nobody has taken anything in between.
-    let same = |left_at| left_at == at || row.after(at).is_some_and(|next| row.after(left_at) == Some(next));
-    if job.left_at.is_some_and(|left_at| !same(left_at)) || at < job.resume_at {
+    if job.left_at.is_some_and(|left_at| !same_place(&row, left_at, at)) || at < job.resume_at {
         return Err(Skip::Moved(at).into());
     }
     steps.before(Step::PutBack(&held.standing, job.resume_at)).await?;

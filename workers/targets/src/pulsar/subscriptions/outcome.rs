@@ -111,8 +111,8 @@ pub enum Skip {
     /// It is there already.
     #[error("the subscription is at {0} already")]
     Already(Position),
-    /// It has moved since the act that is to be undone.
-    #[error("the subscription is at {0} by now, not where the act left it: it is in use")]
+    /// It has moved since the decision, or since the act that is to be undone.
+    #[error("the subscription is at {0} by now, not where it stood: it is in use")]
     Moved(Position),
     /// There is no such entry, or none that can be delivered yet.
     #[error("{0}")]
