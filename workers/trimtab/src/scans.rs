@@ -208,15 +208,27 @@ impl Scans {
         self.put(&format!("checkpoint.{scan}"), checkpoint).await
     }
 
-    /// Ends a scan: what the next one is compared with, and its gate. The gate is last: with it the scan has ended.
+    /// Ends a scan: what the next one is compared with, and its gate. The gate is last: with it the scan has ended. Somebody who was paused
+    /// while a later lease led changes nothing any more.
     ///
     /// # Errors
-    /// When the store fails.
+    /// When the store fails, or the gate is by a leader with a higher fencing number.
     pub async fn finish(&self, gate: &Gate, report: &ScanReport) -> Result<(), Failure> {
+        let key = format!("gate.{}", gate.scan.id);
+        let expect = match self.get::<Gate>(&key).await? {
+            Some((known, _)) if known.scan.fence > gate.scan.fence => {
+                let (scan, fence) = (gate.scan.id, known.scan.fence);
+                let why = format!("scan {scan} was ended by a later lease, with the fencing number {fence}");
+                return Err(Failure::new(Class::Gone, why));
+            }
+            Some((_, revision)) => Expect::Revision(revision),
+            None => Expect::Absent,
+        };
         if report.complete && report.stopped.is_none() {
             self.put(&last_key(&report.target, &report.scope), &report.topics).await?;
         }
-        self.put(&format!("gate.{}", gate.scan.id), gate).await
+        self.store.put(BUCKET, &key, &written(gate)?, expect).await?;
+        Ok(())
     }
 
     /// Forgets how far a scan was that has ended.
@@ -447,4 +459,37 @@ pub fn over_caps(report: &ScanReport, user_topics: u64, last_topics: Option<u64>
             percent(caps.max_share)
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use trimtab_bus::SqliteStore;
+
+    use super::*;
+
+    /// A leader that was paused right before the gate, while a later one led the same scan to its end.
+    #[tokio::test]
+    async fn a_later_leaders_gate_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let scans = Scans::new(Arc::new(SqliteStore::open(folder.path().join("state.db")).unwrap()));
+        let id = Uuid::now_v7();
+        let ended = |fence: u64, stopped: Option<&str>| {
+            let scan = ScanRef { id, fence };
+            let stopped = stopped.map(str::to_owned);
+            let report = ScanReport::begun(scan, "pulsar", &Scope::default(), 0);
+            (Gate { scan, proposed: Proposed::default(), stopped, confirmed_by: None, incomplete: false }, report)
+        };
+        let (late, report) = ended(1, None);
+        let (stopped, stopped_report) = ended(2, Some("too much"));
+        scans.finish(&stopped, &stopped_report).await.unwrap();
+        let refused = scans.finish(&late, &report).await.unwrap_err();
+        assert!(matches!(refused, Failure::Failed { class: Class::Gone, .. }), "{refused}");
+        assert_eq!(scans.gate(id).await.unwrap().as_ref(), Some(&stopped));
+        // The other way round it is replaced, and a try that comes to its end again changes nothing.
+        let (last, report) = ended(3, None);
+        for _ in 0..2 {
+            scans.finish(&last, &report).await.unwrap();
+            assert_eq!(scans.gate(id).await.unwrap().as_ref(), Some(&last));
+        }
+    }
 }

@@ -732,7 +732,9 @@ impl Worker for Executor {
                 return Err(Failure::new(Class::Invalid, why));
             }
             let gate = self.parts.scans.gate(decision.scan.id).await?;
-            if gate.is_none() && self.now_ms() <= decision.expires_ms {
+            // One by a leader before the one that made the decision has not judged it.
+            let judged = !gate.as_ref().is_none_or(|gate| gate.scan.fence < decision.scan.fence);
+            if !judged && self.now_ms() <= decision.expires_ms {
                 let why = format!("scan {} has not ended", decision.scan.id);
                 return Err(Failure::Later { after: GATE_AGAIN, why });
             }
