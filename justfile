@@ -34,3 +34,7 @@ orphans-long:
 # Orphans on a real cluster: brokers die between two writes, exactly the orphans go. Not part of CI yet.
 orphans-rig:
     cargo test --locked -p trimtab-tests --features long --test orphans real:: -- --ignored --nocapture
+
+# The model of the protocol with two decisions and every fault for each act. Not part of CI: it takes minutes and gigabytes.
+model-long:
+    cargo test --locked -p trimtab-model -- --include-ignored --nocapture --test-threads=1
