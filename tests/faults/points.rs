@@ -223,6 +223,18 @@ impl Bus for FaultyBus {
         Box::pin(self.call("bus.dead".to_owned(), self.bus.dead(limit)))
     }
 
+    fn letter<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<DeadLetter>, BusError>> {
+        Box::pin(self.call("bus.letter".to_owned(), self.bus.letter(id)))
+    }
+
+    fn retry<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<Published>, BusError>> {
+        Box::pin(self.call("bus.retry".to_owned(), self.bus.retry(id)))
+    }
+
+    fn forget<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<bool, BusError>> {
+        Box::pin(self.call("bus.forget".to_owned(), self.bus.forget(id)))
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.bus.close()
     }

@@ -209,7 +209,7 @@ fn killed_roles_neither_act_twice_nor_lose_anything() {
         let _ = run(&roles.folder(role), &["audit", "verify"]).exits(0);
     }
     // Nobody's work became a dead letter.
-    let dead = run(state, &["nats", "--nats", &url, "dead", "--output", "json"]).exits(0);
+    let dead = run(state, &["dead", "--nats", &url, "list", "--output", "json"]).exits(0);
     assert!(!dead.out.contains("decision"), "{dead:?}");
     eprintln!("{} s in all", begun.elapsed().as_secs());
 }

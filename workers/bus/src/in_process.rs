@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use trimtab_events::{Event, MAX_EVENT_BYTES};
 
-use crate::names::{self, letter, letter_text, read_event, worn_out};
+use crate::names::{self, event_of, letter, letter_text, read_event, worn_out};
 use crate::{Bus, BusError, BusOptions, DeadLetter, Delivery, Published, Result, Role, Settle};
 use queue::{GivenUp, Offer, Offered, Payload, Queue};
 
@@ -56,17 +56,32 @@ struct Lane {
 struct Letters {
     kept: VecDeque<DeadLetter>,
     bytes: usize,
+    last_id: u64,
 }
 
 impl Letters {
     fn push(&mut self, letter: DeadLetter) {
         self.bytes += letter.event.len();
-        self.kept.push_back(letter);
+        self.last_id += 1;
+        self.kept.push_back(DeadLetter { id: self.last_id.to_string(), ..letter });
         while self.kept.len() > DEAD_LETTERS || (self.bytes > DEAD_BYTES && self.kept.len() > 1) {
             if let Some(oldest) = self.kept.pop_front() {
                 self.bytes -= oldest.event.len();
             }
         }
+    }
+}
+
+impl Letters {
+    fn find(&self, id: &str) -> Option<&DeadLetter> {
+        self.kept.iter().find(|letter| letter.id == id)
+    }
+
+    fn remove(&mut self, id: &str) -> Option<DeadLetter> {
+        let at = self.kept.iter().position(|letter| letter.id == id)?;
+        let letter = self.kept.remove(at)?;
+        self.bytes -= letter.event.len();
+        Some(letter)
     }
 }
 
@@ -228,14 +243,7 @@ impl Lane {
 impl Bus for InProcess {
     fn publish<'a>(&'a self, event: &'a Event) -> BoxFuture<'a, Result<Published>> {
         Box::pin(async move {
-            let role = names::role_of(event)?;
-            let bytes = size_of(event)?;
-            // As over NATS: a decision is held back by its key while one is outstanding, and by nothing afterwards.
-            let (key, id) = match role {
-                Role::Executor | Role::Recovery => (Some(event.key.clone()), None),
-                _ => (None, Some(event.id.clone())),
-            };
-            let offer = Offer { payload: Payload::Event(Box::new(event.clone())), key, id, bytes };
+            let (role, offer) = offer_of(event)?;
             self.shared.publish(&self.shared.lane(role, &event.target), offer).await
         })
     }
@@ -273,6 +281,28 @@ impl Bus for InProcess {
         })
     }
 
+    fn letter<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<DeadLetter>>> {
+        Box::pin(async move { Ok(lock(&self.shared.letters).find(id).cloned()) })
+    }
+
+    fn retry<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<Published>>> {
+        Box::pin(async move {
+            let Some(letter) = lock(&self.shared.letters).find(id).cloned() else { return Ok(None) };
+            let event = event_of(&letter)?;
+            let (role, offer) = offer_of(&event)?;
+            let offer = Offer { id: offer.id.map(|_| format!("retry-{id}")), ..offer };
+            let published = self.shared.publish(&self.shared.lane(role, &event.target), offer).await?;
+            if published != Published::Outstanding {
+                lock(&self.shared.letters).remove(id);
+            }
+            Ok(Some(published))
+        })
+    }
+
+    fn forget<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(async move { Ok(lock(&self.shared.letters).remove(id).is_some()) })
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.shared.closed.store(true, Ordering::Release);
@@ -281,6 +311,18 @@ impl Bus for InProcess {
             }
         })
     }
+}
+
+/// Whose queue an event goes to, and what is offered to it.
+fn offer_of(event: &Event) -> Result<(Role, Offer)> {
+    let role = names::role_of(event)?;
+    let bytes = size_of(event)?;
+    // As over NATS: a decision is held back by its key while one is outstanding, and by nothing afterwards.
+    let (key, id) = match role {
+        Role::Executor | Role::Recovery => (Some(event.key.clone()), None),
+        _ => (None, Some(event.id.clone())),
+    };
+    Ok((role, Offer { payload: Payload::Event(Box::new(event.clone())), key, id, bytes }))
 }
 
 /// The event's size as JSON, or a bound of it where that is far from the limit: writing every event only to measure it

@@ -29,7 +29,7 @@ use async_nats::jetstream::{AckKind, Message, consumer, stream};
 use futures::future::BoxFuture;
 use trimtab_events::Event;
 
-use crate::names::{self, read_event, role_of, shared};
+use crate::names::{self, event_of, read_event, role_of, shared};
 use crate::{Bus, BusError, DeadLetter, Delivery, Malformed, Published, Result, Role, Settle};
 use connect::Empty;
 use letters::Letters;
@@ -41,6 +41,7 @@ pub use connect::{Credentials, NatsOptions, Tls};
 pub(crate) use connect::{Link, chain, jitter};
 pub(crate) use letters::Stored;
 pub(crate) use publish::Attempt;
+pub use streams::Definition;
 pub(crate) use streams::ensure_stream;
 
 /// The bus over NATS JetStream.
@@ -94,6 +95,14 @@ impl JetStream {
     /// [`BusError::Refused`] when one exists and is not as the options say, naming each difference.
     pub async fn setup(&self) -> Result<()> {
         streams::setup(&self.link, &self.options).await
+    }
+
+    /// What [`JetStream::setup`] and [`crate::KvStore::setup`] make, for somebody else to make it: streams first.
+    ///
+    /// # Errors
+    /// [`BusError::Refused`] when the options are such that the servers would refuse it.
+    pub fn definitions(options: &NatsOptions, buckets: &[&str]) -> Result<Vec<Definition>> {
+        streams::definitions(options, buckets)
     }
 
     /// Checks that all streams and consumers are there and keep the promises of this bus. Limits (sizes, ages, copies) may
@@ -161,12 +170,13 @@ impl JetStream {
         Ok(Arc::clone(laned().entry(key).or_insert_with(make)))
     }
 
-    async fn publish(&self, event: &Event) -> Result<Published> {
+    /// `id`: what de-duplication knows it by, if not by its own.
+    async fn publish(&self, event: &Event, id: Option<&str>) -> Result<Published> {
         let role = role_of(event)?;
         let unfit = |e: trimtab_events::Invalid| BusError::Unfit { id: event.id.clone(), why: e.to_string() };
         let (payload, encoding) = packed::pack(role, event).map_err(unfit)?;
         let subject = subject_of(role, event);
-        let headers = || headers_of(role, event, encoding);
+        let headers = || headers_of(role, event, id, encoding);
         let flow = &self.flows[index(role)];
         store(&self.link, flow, stream_of(role), &subject, headers, payload, self.options.bus.full_wait).await
     }
@@ -223,7 +233,7 @@ impl JetStream {
 
 impl Bus for JetStream {
     fn publish<'a>(&'a self, event: &'a Event) -> BoxFuture<'a, Result<Published>> {
-        Box::pin(self.publish(event))
+        Box::pin(self.publish(event, None))
     }
 
     fn take(&self, role: Role) -> BoxFuture<'_, Result<Delivery>> {
@@ -240,6 +250,27 @@ impl Bus for JetStream {
 
     fn dead(&self, limit: usize) -> BoxFuture<'_, Result<Vec<DeadLetter>>> {
         Box::pin(self.letters.read(limit))
+    }
+
+    fn letter<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<DeadLetter>>> {
+        Box::pin(self.letters.one(id))
+    }
+
+    fn retry<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<Published>>> {
+        Box::pin(async move {
+            let Some(letter) = self.letters.one(id).await? else { return Ok(None) };
+            let event = event_of(&letter)?;
+            // Stored first, then taken away: what comes between may store it twice, and loses nothing.
+            let published = self.publish(&event, Some(&format!("retry-{id}"))).await?;
+            if published != Published::Outstanding {
+                self.letters.forget(id).await?;
+            }
+            Ok(Some(published))
+        })
+    }
+
+    fn forget<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(self.letters.forget(id))
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

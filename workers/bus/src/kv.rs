@@ -38,7 +38,7 @@ const WRITE_ID: &str = "Trimtab-Write";
 const OPERATION: &str = "KV-Operation";
 const TTL: &str = "Nats-TTL";
 /// The bucket of leases.
-const LEASES: &str = "lease";
+pub(crate) const LEASES: &str = "lease";
 
 /// The store in NATS.
 #[derive(Clone)]
@@ -89,7 +89,8 @@ fn key_of(bucket: &str, subject: &str) -> Option<String> {
     names::key(bucket, &key).is_ok().then_some(key)
 }
 
-fn config(bucket: &str, replicas: usize) -> Config {
+/// The stream behind a bucket.
+pub(crate) fn config(bucket: &str, replicas: usize) -> Config {
     Config {
         name: stream_of(bucket),
         subjects: vec![format!("$KV.tt_{bucket}.>")],

@@ -23,7 +23,7 @@ use trimtab_events::Event;
 
 pub use in_process::InProcess;
 #[cfg(feature = "nats")]
-pub use jetstream::{Credentials, JetStream, NatsOptions, Tls};
+pub use jetstream::{Credentials, Definition, JetStream, NatsOptions, Tls};
 #[cfg(feature = "nats")]
 pub use kv::KvStore;
 pub use names::MAX_VALUE_BYTES;
@@ -164,6 +164,17 @@ pub trait Bus: Send + Sync {
     /// Events that were given up, newest last, at most `limit`.
     fn dead(&self, limit: usize) -> BoxFuture<'_, Result<Vec<DeadLetter>>>;
 
+    /// One of them.
+    fn letter<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<DeadLetter>>>;
+
+    /// Puts what a dead letter holds into its queue again, whatever de-duplication remembers of it, and takes the letter away. `None` when
+    /// there is no such letter; it stays when another decision for its key is outstanding. Fails with [`BusError::Unfit`] when what was
+    /// given up is no event.
+    fn retry<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<Published>>>;
+
+    /// Takes a dead letter away for good. False when there is none.
+    fn forget<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<bool>>;
+
     /// Stops handing out events: waiting [`Bus::take`] calls end with [`BusError::Closed`]. What is outstanding may still be
     /// settled.
     fn close(&self) -> BoxFuture<'_, ()>;
@@ -203,6 +214,9 @@ pub trait Settle: Send + Sync {
 /// An event that was given up.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DeadLetter {
+    /// What it is known by, as long as it is kept.
+    #[serde(default)]
+    pub id: String,
     /// The role that gave it up.
     pub role: String,
     /// Why.

@@ -140,9 +140,17 @@ pub(crate) fn worn_out(tries: u64) -> String {
     )
 }
 
-/// The letter about an event given up now.
+/// What a letter holds, if it is an event.
+pub(crate) fn event_of(letter: &DeadLetter) -> Result<Event> {
+    Event::from_bytes(letter.event.as_bytes()).map_err(|e| BusError::Unfit {
+        id: format!("of dead letter {}", letter.id),
+        why: format!("what was given up is no event: {e}"),
+    })
+}
+
+/// The letter about an event given up now. Its id is given by who keeps it.
 pub(crate) fn letter(role: &str, why: String, tries: u64, event: String) -> DeadLetter {
-    DeadLetter { role: role.to_owned(), why, tries, at_ms: crate::wall_clock_ms(), event }
+    DeadLetter { id: String::new(), role: role.to_owned(), why, tries, at_ms: crate::wall_clock_ms(), event }
 }
 
 #[cfg(test)]

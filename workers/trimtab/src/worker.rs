@@ -3,7 +3,8 @@
 //! Workers never publish, sleep or retry by themselves. An input is acknowledged only after everything that came of it is stored.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -11,7 +12,7 @@ use futures::future::BoxFuture;
 use opentelemetry::KeyValue;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{Instrument, Span, debug, error, field, info_span, warn};
+use tracing::{Instrument, Span, debug, error, field, info, info_span, warn};
 use trimtab_bus::{Bus, BusError, Delivery, Published, Role};
 use trimtab_events::{Body, Event, Invalid};
 use trimtab_targets::{Class, TargetError};
@@ -137,11 +138,19 @@ pub struct LoopOptions {
     pub working_every: Duration,
     /// Delays between tries.
     pub delays: Delays,
+    /// Ends the whole process, by its stop token, once its queue had nothing for so long.
+    pub exit_when_idle: Option<Duration>,
 }
 
 impl Default for LoopOptions {
     fn default() -> Self {
-        LoopOptions { at_once: 8, tries: 10, working_every: Duration::from_secs(20), delays: Delays::default() }
+        LoopOptions {
+            at_once: 8,
+            tries: 10,
+            working_every: Duration::from_secs(20),
+            delays: Delays::default(),
+            exit_when_idle: None,
+        }
     }
 }
 
@@ -157,6 +166,7 @@ pub async fn run(
 ) {
     let takers = TaskTracker::new();
     let cut_off = CancellationToken::new();
+    let idle = Arc::new(Idle::new());
     for number in 0..options.at_once.max(1) {
         let taker = Taker {
             number,
@@ -166,11 +176,25 @@ pub async fn run(
             metrics: metrics.clone(),
             stop: stop.clone(),
             cut_off: cut_off.clone(),
+            idle: idle.clone(),
         };
         takers.spawn(taker.run());
     }
     takers.close();
-    tokio::select! { () = stop.cancelled() => {}, () = takers.wait() => return }
+    let quiet = async {
+        match options.exit_when_idle {
+            Some(limit) => idle.wait(limit, worker.as_ref(), bus.as_ref()).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = takers.wait() => return,
+        () = quiet => {
+            info!(role = worker.role().name(), "nothing to do any more; ending");
+            stop.cancel();
+        }
+    }
     if tokio::time::timeout(worker.grace(), takers.wait()).await.is_err() {
         cut_off.cancel();
         takers.wait().await;
@@ -179,6 +203,52 @@ pub async fn run(
 
 /// How often a worker that is not ready is asked again.
 const READY_EVERY: Duration = Duration::from_millis(500);
+
+/// Since when nothing was done.
+struct Idle {
+    at_work: AtomicUsize,
+    since: Mutex<tokio::time::Instant>,
+}
+
+impl Idle {
+    fn new() -> Idle {
+        Idle { at_work: AtomicUsize::new(0), since: Mutex::new(tokio::time::Instant::now()) }
+    }
+
+    fn touch(&self) {
+        *self.since.lock().unwrap_or_else(PoisonError::into_inner) = tokio::time::Instant::now();
+    }
+
+    /// Until this is dropped, somebody is at work.
+    fn work(&self) -> AtWork<'_> {
+        self.at_work.fetch_add(1, Ordering::AcqRel);
+        AtWork(self)
+    }
+
+    /// Returns once nobody has been at work for `limit`, and the queue has nothing, not for later either.
+    async fn wait(&self, limit: Duration, worker: &dyn Worker, bus: &dyn Bus) {
+        loop {
+            let since = *self.since.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.at_work.load(Ordering::Acquire) > 0 || since.elapsed() < limit {
+                let until = (since + limit).max(tokio::time::Instant::now() + limit.min(READY_EVERY));
+                tokio::time::sleep_until(until).await;
+            } else if matches!(bus.depth(worker.role()).await, Ok(0)) {
+                return;
+            } else {
+                self.touch();
+            }
+        }
+    }
+}
+
+struct AtWork<'a>(&'a Idle);
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.0.touch();
+        self.0.at_work.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// Takes one event after the other.
 struct Taker {
@@ -189,6 +259,7 @@ struct Taker {
     metrics: Arc<Metrics>,
     stop: CancellationToken,
     cut_off: CancellationToken,
+    idle: Arc<Idle>,
 }
 
 impl Taker {
@@ -201,6 +272,7 @@ impl Taker {
             };
             match taken {
                 Ok((delivery, waited)) => {
+                    let _at_work = self.idle.work();
                     failures = 0;
                     // What was long in coming may find a worker that is no longer ready for it.
                     if waited > READY_EVERY && !self.worker.ready().await {
@@ -237,6 +309,8 @@ impl Taker {
     /// The next event, and how long it was in coming. May be dropped while it waits.
     async fn next(&self) -> Result<(Delivery, Duration), BusError> {
         while !self.worker.ready().await {
+            // It waits for others, with work of its own perhaps.
+            self.idle.touch();
             tokio::time::sleep(READY_EVERY).await;
         }
         let asked = tokio::time::Instant::now();

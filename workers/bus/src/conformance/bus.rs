@@ -33,6 +33,8 @@ checks! {
     again_comes_not_before,
     given_up_by_the_worker,
     given_up_by_the_bus,
+    letters_are_retried_and_dropped,
+    letters_wait_for_their_key,
     one_outstanding_per_key,
     ids_are_remembered,
     full_waits_and_loses_nothing,
@@ -249,6 +251,59 @@ async fn given_up_by_the_worker(rig: &dyn BusRig) {
     assert_eq!(letters[0].event.as_bytes(), sent.to_bytes().expect("small"));
     nothing(&*bus, Role::Decider, options.ack_wait * 2).await;
     depth(&*bus, Role::Decider, 0).await;
+}
+
+async fn letters_are_retried_and_dropped(rig: &dyn BusRig) {
+    let rigged = rig.fresh(quick()).await;
+    let bus = &*rigged.bus;
+    let sent = [event(Role::Decider, "a", "x"), event(Role::Decider, "b", "y")];
+    for event in &sent {
+        publish(bus, event).await;
+        take(bus, Role::Decider).await.settle.dead("no".to_owned()).await.expect("settled");
+    }
+    (rigged.inject)(Role::Decider, b"none".to_vec()).await;
+    take(bus, Role::Decider).await.settle.dead("no event".to_owned()).await.expect("settled");
+    let letters = dead(bus, 3).await;
+    assert_eq!(bus.letter(&letters[1].id).await.expect("asked").as_ref(), Some(&letters[1]));
+    // At once, though its id is remembered; and a letter is used once.
+    assert_eq!(bus.retry(&letters[0].id).await.expect("retried"), Some(Published::Stored));
+    let got = take(bus, Role::Decider).await;
+    assert_eq!((id_of(&got).as_str(), got.tries), ("a", 1));
+    assert_eq!(bus.retry(&letters[0].id).await.expect("asked"), None);
+    // Given up again, it is another letter.
+    got.settle.dead("still not".to_owned()).await.expect("settled");
+    let again = dead(bus, 3).await;
+    assert_eq!(again[2].why, "still not");
+    assert!(letters.iter().all(|letter| letter.id != again[2].id), "{again:?}");
+    assert!(matches!(bus.retry(&letters[2].id).await, Err(BusError::Unfit { .. })));
+    for (letter, is) in [(&letters[1], true), (&letters[1], false), (&letters[2], true), (&letters[0], false)] {
+        assert_eq!(bus.forget(&letter.id).await.expect("asked"), is, "{letter:?}");
+    }
+    assert_eq!(dead(bus, 1).await, again[2..]);
+    for id in ["", "no", "999999"] {
+        let found = (bus.letter(id).await, bus.retry(id).await, bus.forget(id).await);
+        assert!(matches!(found, (Ok(None), Ok(None), Ok(false))), "{id}: {found:?}");
+    }
+    depth(bus, Role::Decider, 0).await;
+}
+
+async fn letters_wait_for_their_key(rig: &dyn BusRig) {
+    let bus = rig.fresh(quick()).await.bus;
+    publish(&*bus, &event(Role::Executor, "a", "x")).await;
+    take(&*bus, Role::Executor).await.settle.dead("no".to_owned()).await.expect("settled");
+    let letters = dead(&*bus, 1).await;
+    publish(&*bus, &event(Role::Executor, "b", "x")).await;
+    assert_eq!(bus.retry(&letters[0].id).await.expect("asked"), Some(Published::Outstanding));
+    assert_eq!(dead(&*bus, 1).await, letters);
+    let other = take(&*bus, Role::Executor).await;
+    assert_eq!(id_of(&other), "b");
+    other.settle.done().await.expect("settled");
+    depth(&*bus, Role::Executor, 0).await;
+    assert_eq!(bus.retry(&letters[0].id).await.expect("asked"), Some(Published::Stored));
+    let got = take(&*bus, Role::Executor).await;
+    assert_eq!(id_of(&got), "a");
+    got.settle.done().await.expect("settled");
+    dead(&*bus, 0).await;
 }
 
 async fn given_up_by_the_bus(rig: &dyn BusRig) {

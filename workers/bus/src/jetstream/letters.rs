@@ -94,6 +94,26 @@ impl Letters {
     }
 }
 
+impl Letters {
+    /// The letter of this id, which is its place in the stream.
+    pub(super) async fn one(&self, id: &str) -> Result<Option<DeadLetter>> {
+        let Ok(sequence) = id.parse() else { return Ok(None) };
+        let found = self.link.raw_message(&format!("read dead letter {id}"), DEAD, sequence).await?;
+        Ok(found.as_ref().map(letter_of))
+    }
+
+    /// Takes a letter away.
+    pub(super) async fn forget(&self, id: &str) -> Result<bool> {
+        if self.one(id).await?.is_none() {
+            return Ok(false);
+        }
+        let what = format!("delete dead letter {id}");
+        let request = serde_json::json!({ "seq": id.parse::<u64>().unwrap_or_default(), "no_erase": true });
+        let answer = self.link.api::<serde_json::Value>(&what, &format!("STREAM.MSG.DELETE.{DEAD}"), &request).await?;
+        answer.map(|_| true).map_err(|e| BusError::Refused { what, why: e.to_string() })
+    }
+}
+
 /// Headers have one line each.
 fn one_line(text: &str) -> String {
     let mut line: String = text.split(['\r', '\n']).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
@@ -163,6 +183,7 @@ fn stored(message: RawMessage) -> std::result::Result<Stored, String> {
 fn letter_of(stored: &Stored) -> DeadLetter {
     let text = |name| stored.header(name).unwrap_or_default().to_owned();
     DeadLetter {
+        id: stored.sequence.to_string(),
         role: text("Trimtab-Role"),
         why: text("Trimtab-Why"),
         tries: text("Trimtab-Tries").parse().unwrap_or(0),

@@ -112,8 +112,8 @@ pub(super) fn subject_of(role: Role, event: &Event) -> String {
     }
 }
 
-/// The headers of an event.
-pub(super) fn headers_of(role: Role, event: &Event, encoding: Option<&'static str>) -> HeaderMap {
+/// The headers of an event. `id`: what de-duplication knows it by, if not by its own.
+pub(super) fn headers_of(role: Role, event: &Event, id: Option<&str>, encoding: Option<&'static str>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert("Content-Type", "application/cloudevents+json");
     if let Some(encoding) = encoding {
@@ -134,7 +134,7 @@ pub(super) fn headers_of(role: Role, event: &Event, encoding: Option<&'static st
         let any_verdict = format!("trimtab.dec.{}.*.{}.{}", event.target, event.shard(), event.key);
         headers.insert("Nats-Expected-Last-Subject-Sequence-Subject", any_verdict);
     } else {
-        headers.insert(async_nats::header::NATS_MESSAGE_ID, event.id.as_str());
+        headers.insert(async_nats::header::NATS_MESSAGE_ID, id.unwrap_or(&event.id));
     }
     headers
 }

@@ -5,12 +5,12 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use async_nats::jetstream::consumer::{self, AckPolicy, DeliverPolicy, pull};
+use async_nats::jetstream::consumer::{self, AckPolicy, DeliverPolicy, IntoConsumerConfig as _, pull};
 use async_nats::jetstream::stream::{Compression, Config, DiscardPolicy, Info, RetentionPolicy, StorageType};
 use trimtab_events::MAX_EVENT_BYTES;
 
 use super::connect::{ApiError, Empty, Link, NatsOptions};
-use crate::{BusError, BusOptions, Result, Role};
+use crate::{BusError, BusOptions, Result, Role, kv};
 
 /// Deliveries beyond `max_deliver` before the server stops by itself. Up to then whoever gets the event next gives it up
 /// in order; beyond it only the janitor sees it.
@@ -128,6 +128,36 @@ pub(super) fn consumers(options: &NatsOptions) -> Vec<(&'static str, pull::Confi
         Role::ALL.iter().map(|role| (stream_of(*role), durable_of_role(role.name().to_owned(), bus))).collect();
     all.push((ADVISORIES, durable(JANITOR.to_owned(), Duration::from_secs(60), -1, 100)));
     all
+}
+
+/// A stream or a consumer, as `nats stream add --config` and `nats consumer add --config` read it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Definition {
+    /// The stream.
+    pub stream: String,
+    /// The consumer, if it is one.
+    pub consumer: Option<String>,
+    /// What it must be, in the server's own words.
+    pub config: serde_json::Value,
+}
+
+/// Everything that must be there, streams first.
+pub(super) fn definitions(options: &NatsOptions, buckets: &[&str]) -> Result<Vec<Definition>> {
+    check(options)?;
+    let json = |what: &str, config: serde_json::Result<serde_json::Value>| {
+        config.map_err(|e| BusError::Refused { what: format!("describe {what}"), why: e.to_string() })
+    };
+    let buckets = buckets.iter().chain([&kv::LEASES]).map(|bucket| kv::config(bucket, options.replicas));
+    let mut all = Vec::new();
+    for stream in streams(options).into_iter().chain(buckets) {
+        let config = json(&stream.name, serde_json::to_value(&stream))?;
+        all.push(Definition { stream: stream.name, consumer: None, config });
+    }
+    for (stream, consumer) in consumers(options) {
+        let config = json(stream, serde_json::to_value(consumer.clone().into_consumer_config()))?;
+        all.push(Definition { stream: stream.to_owned(), consumer: consumer.durable_name, config });
+    }
+    Ok(all)
 }
 
 fn durable(name: String, ack_wait: Duration, max_deliver: i64, max_ack_pending: i64) -> pull::Config {

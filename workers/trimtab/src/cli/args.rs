@@ -110,8 +110,10 @@ pub enum Command {
     Config(ConfigArgs),
     /// Make signing keys
     Keys(KeysArgs),
-    /// Set up or check the streams, and look at dead letters
+    /// Set up or check the streams
     Nats(NatsArgs),
+    /// Look at events that were given up over NATS; put them back, or take them away
+    Dead(DeadArgs),
     /// Write the schemas of all events
     Schemas(SchemasArgs),
     /// Print completions for a shell
@@ -425,6 +427,9 @@ pub struct RoleArgs {
     /// Scanners: scan again after this time
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub every: Option<Duration>,
+    /// End, with exit code 0, once the queue of this role had nothing for so long: for workers that something starts when there is work
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub exit_when_idle: Option<Duration>,
     /// Name of this process in records (default: host and process id)
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
@@ -656,14 +661,56 @@ pub struct NatsArgs {
 }
 
 /// What `nats` can do.
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub enum NatsCommand {
     /// Make the streams, consumers and buckets that do not exist
-    Setup,
+    Setup {
+        /// Make nothing, and ask no server: write the definitions into this folder, for `nats stream add --config` and `nats consumer add
+        /// --config`, and print those commands
+        #[arg(long, value_name = "DIR")]
+        print: Option<PathBuf>,
+    },
     /// Check them
     Check,
-    /// List events that were given up, and why
-    Dead,
+}
+
+/// Arguments of `dead`.
+#[derive(Debug, ClapArgs)]
+pub struct DeadArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: DeadCommand,
+    /// The bus.
+    #[command(flatten)]
+    pub bus: BusArgs,
+}
+
+/// What can be done with events that were given up.
+#[derive(Debug, Clone, Subcommand)]
+pub enum DeadCommand {
+    /// List them, the newest last
+    List {
+        /// The most
+        #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+        limit: usize,
+    },
+    /// Show one, and the event as it was
+    Show {
+        /// Its number, as `list` shows it
+        id: String,
+    },
+    /// Put events back into their queues, once what made them fail is mended
+    Retry {
+        /// Their numbers
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Take them away for good. Nothing is lost by it that the next scan does not find again
+    Drop {
+        /// Their numbers
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
 }
 
 /// Arguments of `schemas`.

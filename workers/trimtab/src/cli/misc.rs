@@ -2,6 +2,8 @@
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
+#[cfg(feature = "nats")]
+use std::path::Path;
 
 use anyhow::Context as _;
 use trimtab_events::schema;
@@ -10,6 +12,8 @@ use super::args::{
     CompletionsArgs, ConfigArgs, ConfigCommand, KeysArgs, KeysCommand, ManArgs, NatsArgs, NatsCommand, SchemasArgs,
 };
 use super::{Context, Exit, Usage, command, runtime};
+#[cfg(feature = "nats")]
+use crate::config::Config;
 use crate::sign::Signer;
 
 /// `config`
@@ -47,37 +51,55 @@ pub(crate) fn keys(args: &KeysArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
+/// Buckets that workers share.
+#[cfg(feature = "nats")]
+const BUCKETS: [&str; 2] = ["scans", "limits"];
+
 /// `nats`
 pub(crate) async fn nats(context: &Context, args: NatsArgs) -> anyhow::Result<Exit> {
     let mut config = context.global.config()?;
     args.bus.apply(&mut config);
+    #[cfg(feature = "nats")]
+    if let NatsCommand::Setup { print: Some(folder) } = &args.command {
+        return write_definitions(&config, folder);
+    }
     if config.nats.url.is_none() {
         anyhow::bail!(Usage("give --nats URL".to_owned()));
     }
-    config.nats.create = matches!(args.command, NatsCommand::Setup);
+    config.nats.create = matches!(args.command, NatsCommand::Setup { .. });
     let wires = runtime::wires(&config, &runtime::instance()).await?;
-    match args.command {
-        #[cfg(feature = "nats")]
-        NatsCommand::Setup => {
-            if let Some(nats) = &wires.nats {
-                nats.store().setup(&["scans", "limits"]).await?;
+    #[cfg(feature = "nats")]
+    if let Some(nats) = &wires.nats {
+        match args.command {
+            NatsCommand::Setup { .. } => {
+                nats.store().setup(&BUCKETS).await?;
+                println!("The streams, consumers and buckets are there.");
             }
-            println!("The streams, consumers and buckets are there.");
-        }
-        #[cfg(feature = "nats")]
-        NatsCommand::Check => {
-            if let Some(nats) = &wires.nats {
+            NatsCommand::Check => {
                 nats.verify().await?;
-            }
-            println!("The streams and consumers are as they must be.");
-        }
-        #[cfg(not(feature = "nats"))]
-        NatsCommand::Setup | NatsCommand::Check => {}
-        NatsCommand::Dead => {
-            for letter in wires.bus.dead(1000).await? {
-                println!("{}", serde_json::to_string(&letter)?);
+                println!("The streams and consumers are as they must be.");
             }
         }
+    }
+    #[cfg(not(feature = "nats"))]
+    drop(wires);
+    Ok(Exit::Done)
+}
+
+/// Writes what must be there for somebody who may make it, and prints how.
+#[cfg(feature = "nats")]
+fn write_definitions(config: &Config, folder: &Path) -> anyhow::Result<Exit> {
+    std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    for definition in trimtab_bus::JetStream::definitions(&runtime::nats_options(config)?, &BUCKETS)? {
+        let trimtab_bus::Definition { stream, consumer, config } = definition;
+        let (file, command) = match &consumer {
+            None => (format!("{stream}.json"), format!("nats stream add {stream}")),
+            Some(consumer) => (format!("{stream}.{consumer}.json"), format!("nats consumer add {stream} {consumer}")),
+        };
+        let path = folder.join(file);
+        let text = serde_json::to_string_pretty(&config)? + "\n";
+        std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+        println!("{command} --config {}", path.display());
     }
     Ok(Exit::Done)
 }

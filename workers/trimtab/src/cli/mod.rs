@@ -3,6 +3,7 @@
 mod args;
 mod audit;
 mod broker_conf;
+mod dead;
 mod misc;
 mod plan;
 mod protect;
@@ -138,6 +139,7 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Config(config) => misc::config(context, &config),
         Command::Keys(keys) => misc::keys(&keys),
         Command::Nats(nats) => misc::nats(context, nats).await,
+        Command::Dead(dead) => dead::run(context, dead).await,
         Command::Schemas(schemas) => misc::schemas(&schemas),
         Command::Completions(completions) => misc::completions(&completions),
         Command::Man(man) => misc::man(&man),

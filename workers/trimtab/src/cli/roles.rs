@@ -41,7 +41,7 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
         anyhow::bail!(Usage(why.to_owned()));
     }
     let instance = args.name.clone().unwrap_or_else(runtime::instance);
-    let process = Process::open(config, instance).await?;
+    let process = Process { exit_when_idle: args.exit_when_idle, ..Process::open(config, instance).await? };
     stop_on_signals(&process.stop);
     let config = &process.config;
     let clock = process.clock.clone();

@@ -1,6 +1,7 @@
 //! `run`, `scan` and `confirm`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -43,6 +44,8 @@ pub(crate) struct Process {
     pub(crate) scans: Scans,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: TaskTracker,
+    /// The process ends once its queue had nothing for so long.
+    pub(crate) exit_when_idle: Option<Duration>,
 }
 
 impl Process {
@@ -58,6 +61,7 @@ impl Process {
             scans,
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            exit_when_idle: None,
         })
     }
 
@@ -83,7 +87,7 @@ impl Process {
     }
 
     pub(crate) fn start(&self, worker: Arc<dyn worker::Worker>, at_once: usize) {
-        let options = LoopOptions { at_once, ..LoopOptions::default() };
+        let options = LoopOptions { at_once, exit_when_idle: self.exit_when_idle, ..LoopOptions::default() };
         let bus: Arc<dyn Bus> = self.wires.bus.clone();
         self.tasks.spawn(worker::run(worker, bus, options, self.metrics.clone(), self.stop.clone()));
     }

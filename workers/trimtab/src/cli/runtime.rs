@@ -354,6 +354,9 @@ pub(crate) async fn wires(config: &Config, instance: &str) -> anyhow::Result<Wir
 }
 
 #[cfg(feature = "nats")]
+pub(crate) use nats::definition_options as nats_options;
+
+#[cfg(feature = "nats")]
 mod nats {
     //! The bus over NATS.
 
@@ -373,6 +376,11 @@ mod nats {
         };
         let nats = Arc::new(JetStream::connect(options(config, &url, instance)?).await?);
         Ok(Wires { bus: nats.clone(), store: Arc::new(nats.store()), nats: Some(nats), _server: server })
+    }
+
+    /// What streams are to be like, where no server is asked.
+    pub(crate) fn definition_options(config: &Config) -> anyhow::Result<NatsOptions> {
+        options(config, "", "")
     }
 
     fn options(config: &Config, url: &str, instance: &str) -> anyhow::Result<NatsOptions> {

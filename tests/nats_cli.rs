@@ -1,0 +1,247 @@
+//! The commands that look after what is on NATS, and workers that come and go there: the real binary and a real server.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use trimtab_bus::conformance::event;
+use trimtab_bus::{Bus, JetStream, NatsOptions, Role};
+use trimtab_tests::nats::NatsRig;
+use trimtab_tests::trimtab::{run, start};
+
+/// Longer than anything here takes on the slowest machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Ground {
+    nats: NatsRig,
+    runtime: Runtime,
+    state: tempfile::TempDir,
+}
+
+impl Ground {
+    fn new() -> Ground {
+        let nats = NatsRig::single().expect("nats-server");
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+        Ground { nats, runtime, state: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn state(&self) -> &Path {
+        self.state.path()
+    }
+
+    /// One request to the server's own interface.
+    fn api(&self, subject: &str, request: &Value) -> Value {
+        self.runtime.block_on(async {
+            let client = async_nats::connect(self.nats.url()).await.expect("connected");
+            let answer = client.request(format!("$JS.API.{subject}"), request.to_string().into()).await;
+            serde_json::from_slice(&answer.expect("answered").payload).expect("JSON")
+        })
+    }
+
+    /// How many consumers each stream has.
+    fn consumers(&self) -> BTreeMap<String, u64> {
+        let streams = self.api("STREAM.LIST", &json!({}));
+        let streams = streams["streams"].as_array().map_or(&[][..], Vec::as_slice);
+        let count = |stream: &Value| stream["state"]["consumer_count"].as_u64().expect("a number");
+        let name = |stream: &Value| stream["config"]["name"].as_str().expect("a name").to_owned();
+        streams.iter().map(|stream| (name(stream), count(stream))).collect()
+    }
+
+    fn bus(&self) -> JetStream {
+        let options = NatsOptions { servers: vec![self.nats.url()], ..NatsOptions::default() };
+        self.runtime.block_on(JetStream::connect(options)).expect("connected")
+    }
+
+    fn seed(&self) -> String {
+        let file = self.state().join("seed").display().to_string();
+        if !Path::new(&file).exists() {
+            let _ = run(self.state(), &["keys", "new", &file]).exits(0);
+        }
+        file
+    }
+
+    fn letters(&self) -> Vec<Value> {
+        let listed = run(self.state(), &["dead", "list", "--nats", &self.nats.url(), "--output", "json"]).exits(0);
+        listed.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+}
+
+fn until(what: &str, mut yes: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !yes() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+#[ignore = "needs nats-server"]
+fn an_administrator_can_make_everything_from_what_is_printed() {
+    let ground = Ground::new();
+    let url = ground.nats.url();
+    let folder = ground.state().join("definitions");
+    let printed = run(ground.state(), &["nats", "setup", "--print", &folder.display().to_string()]).exits(0);
+    // Nothing was made, and no server asked.
+    assert_eq!(ground.consumers(), BTreeMap::new());
+    let _ = run(ground.state(), &["nats", "check", "--nats", &url]).exits(1);
+    let mut made = 0;
+    for line in printed.out.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let (subject, request) = match words[..] {
+            ["nats", "stream", "add", stream, "--config", file] => (
+                format!("STREAM.CREATE.{stream}"),
+                serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap(),
+            ),
+            ["nats", "consumer", "add", stream, consumer, "--config", file] => {
+                let config: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+                let request = json!({ "stream_name": stream, "config": config });
+                (format!("CONSUMER.DURABLE.CREATE.{stream}.{consumer}"), request)
+            }
+            _ => panic!("{line}"),
+        };
+        let answer = ground.api(&subject, &request);
+        assert_eq!(answer["error"], Value::Null, "{line}: {answer}");
+        made += 1;
+    }
+    assert_eq!(made, std::fs::read_dir(&folder).unwrap().count());
+    // Not only good enough: setting up finds nothing to make, and no difference.
+    let before = ground.consumers();
+    let _ = run(ground.state(), &["nats", "check", "--nats", &url]).exits(0);
+    let _ = run(ground.state(), &["nats", "setup", "--nats", &url]).exits(0);
+    assert_eq!(ground.consumers(), before);
+}
+
+#[test]
+#[ignore = "needs nats-server"]
+fn workers_that_start_and_die_leave_no_consumers() {
+    const ROUNDS: usize = 10;
+    let ground = Ground::new();
+    let url = ground.nats.url();
+    let _ = run(ground.state(), &["nats", "setup", "--nats", &url]).exits(0);
+    let before = ground.consumers();
+    assert_eq!(before["TT_CAND"], 1, "{before:?}");
+    let (seed, key) = (ground.seed(), run(ground.state(), &["keys", "public", &ground.seed()]).exits(0).out);
+    for round in 0..ROUNDS {
+        let mut workers: Vec<_> = (0..5)
+            .map(|number| {
+                let name = format!("worker-{round}-{number}");
+                let state = ground.state().join(&name);
+                std::fs::create_dir_all(&state).unwrap();
+                let args: &[&str] = match number % 2 {
+                    0 => &["decider", "--nats", &url, "--seed-file", &seed],
+                    _ => &["audit", "run", "--nats", &url, "--trust-executor", key.trim()],
+                };
+                (state.join(format!("{name}.log")), start(&name, &state, args, &[]).unwrap())
+            })
+            .collect();
+        for (log, _) in &workers {
+            until("a worker runs", || std::fs::read_to_string(log).unwrap_or_default().contains("running"));
+        }
+        for (_, worker) in &mut workers {
+            worker.kill9().unwrap();
+        }
+    }
+    assert_eq!(ground.consumers(), before, "{} workers", ROUNDS * 5);
+}
+
+#[test]
+#[ignore = "needs nats-server"]
+fn what_was_given_up_is_listed_shown_put_back_and_dropped() {
+    let ground = Ground::new();
+    let url = ground.nats.url();
+    let _ = run(ground.state(), &["nats", "setup", "--nats", &url]).exits(0);
+    let bus = ground.bus();
+    let sent = [event(Role::Decider, "a", "x"), event(Role::Decider, "b", "y")];
+    for event in &sent {
+        ground.runtime.block_on(bus.publish(event)).unwrap();
+    }
+    let seed = ground.seed();
+    let decide = ["decider", "--nats", &url, "--seed-file", &seed, "--exit-when-idle", "1s"];
+    // They do not fit their schema. Afterwards there is nothing to do, and it ends by itself.
+    let _ = run(ground.state(), &decide).exits(0);
+    let letters = ground.letters();
+    assert_eq!(letters.len(), 2, "{letters:?}");
+    let number = |letter: &Value| letter["id"].as_str().unwrap().to_owned();
+    for letter in &letters {
+        assert_eq!((&letter["role"], &letter["tries"]), (&json!("decider"), &json!(1)));
+        assert!(!letter["why"].as_str().unwrap().is_empty());
+    }
+    let bytes = |index: usize| String::from_utf8(sent[index].to_bytes().unwrap()).unwrap();
+    let mut kept: Vec<&str> = letters.iter().map(|letter| letter["event"].as_str().unwrap()).collect();
+    kept.sort_unstable();
+    assert_eq!(kept, [bytes(0), bytes(1)]);
+    let shown = run(ground.state(), &["dead", "show", &number(&letters[0]), "--nats", &url]).exits(0).out;
+    assert!(shown.contains("role    decider") && shown.contains("\"specversion\": \"1.0\""), "{shown}");
+    let table = run(ground.state(), &["dead", "list", "--nats", &url]).exits(0).out;
+    assert!(table.lines().count() == 3 && table.contains("decider"), "{table}");
+    // Put back at once, though de-duplication remembers it; handled, and given up, anew.
+    let _ = run(ground.state(), &["dead", "retry", &number(&letters[0]), "--nats", &url]).exits(0);
+    assert_eq!(ground.runtime.block_on(bus.depth(Role::Decider)).unwrap(), 1);
+    let _ = run(ground.state(), &decide).exits(0);
+    let again = ground.letters();
+    assert_eq!((again.len(), &again[0], &again[1]["event"]), (2, &letters[1], &letters[0]["event"]));
+    // One that is there and one that is not; then none.
+    let (gone, there) = (number(&letters[0]), number(&letters[1]));
+    let _ = run(ground.state(), &["dead", "drop", &gone, &there, "--nats", &url]).exits(4);
+    let _ = run(ground.state(), &["dead", "drop", &there, "--nats", &url]).exits(1);
+    let _ = run(ground.state(), &["dead", "retry", &there, "--nats", &url]).exits(1);
+    let _ = run(ground.state(), &["dead", "show", &there, "--nats", &url]).exits(2);
+    assert_eq!(ground.letters(), again[1..]);
+}
+
+/// A worker does not end while there is something to do, by others or later.
+#[test]
+#[ignore = "needs nats-server"]
+fn a_worker_ends_when_idle_and_not_before() {
+    let ground = Ground::new();
+    let url = ground.nats.url();
+    let _ = run(ground.state(), &["nats", "setup", "--nats", &url]).exits(0);
+    let bus = ground.bus();
+    ground.runtime.block_on(bus.publish(&event(Role::Decider, "a", "x"))).unwrap();
+    // Somebody else has it.
+    let taken = ground.runtime.block_on(bus.take(Role::Decider)).unwrap();
+    let seed = ground.seed();
+    let state = ground.state().join("idle");
+    std::fs::create_dir_all(&state).unwrap();
+    let args = ["decider", "--nats", &url, "--seed-file", &seed, "--exit-when-idle", "200ms"];
+    let mut worker = trimtab_tests::trimtab::begin(&state, &args, &[]);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(worker.runs(), "{:?}", worker.wait());
+    ground.runtime.block_on(taken.settle.done()).unwrap();
+    assert_eq!(worker.wait().code, 0);
+}
+
+/// Prints how long a worker takes from its start until the first event is settled; with `--release`, as docs/reliability.md has it.
+#[test]
+#[ignore = "needs nats-server"]
+fn from_the_start_of_a_worker_to_its_first_event() {
+    use futures::StreamExt as _;
+    const ROUNDS: usize = 11;
+    let ground = Ground::new();
+    let url = ground.nats.url();
+    let _ = run(ground.state(), &["nats", "setup", "--nats", &url]).exits(0);
+    let (bus, seed) = (ground.bus(), ground.seed());
+    let mut settled = ground.runtime.block_on(async {
+        let client = async_nats::connect(ground.nats.url()).await.expect("connected");
+        let settled = client.subscribe("$JS.ACK.>").await.expect("subscribed");
+        client.flush().await.expect("sent");
+        settled
+    });
+    let mut took: Vec<u128> = (0..ROUNDS)
+        .map(|round| {
+            ground.runtime.block_on(bus.publish(&event(Role::Decider, &round.to_string(), "x"))).unwrap();
+            let begun = Instant::now();
+            let args = ["decider", "--nats", &url, "--seed-file", &seed];
+            let mut worker = start(&format!("worker-{round}"), ground.state(), &args, &[]).unwrap();
+            let settled = async { tokio::time::timeout(PATIENCE, settled.next()).await };
+            ground.runtime.block_on(settled).expect("settled in time").expect("a settlement");
+            let took = begun.elapsed().as_millis();
+            worker.kill9().unwrap();
+            took
+        })
+        .collect();
+    took.sort_unstable();
+    println!("from start to the first event settled: median {} ms of {took:?}", took[ROUNDS / 2]);
+}
