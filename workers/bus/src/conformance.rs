@@ -82,14 +82,14 @@ pub fn event(role: Role, id: &str, subject: &str) -> Event {
     let of = serde_json::to_string(subject).expect("JSON");
     let data = format!("{{\"of\": {of},\n  \"kept\":\t1.50, \"as\":\"\\u00e9 \u{e9} \\/\"}}");
     Event {
-        specversion: "1.0".to_owned(),
+        specversion: "1.0".into(),
         id: id.to_owned(),
         source: "/trimtab/test/1".to_owned(),
-        kind: kind.to_owned(),
+        kind: kind.into(),
         subject: format!("t/{subject}"),
         time: "2026-11-29T00:00:00Z".parse().expect("a time"),
-        datacontenttype: "application/json".to_owned(),
-        dataschema: "schemas/none.json".to_owned(),
+        datacontenttype: "application/json".into(),
+        dataschema: "schemas/none.json".into(),
         target: "t".to_owned(),
         action: action.to_owned(),
         key: trimtab_events::key_of("t", subject),

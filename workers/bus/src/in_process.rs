@@ -330,7 +330,7 @@ fn offer_of(event: &Event) -> Result<(Role, Offer)> {
 fn size_of(event: &Event) -> Result<u64> {
     const ATTRIBUTES: usize = 1024;
     let text = [
-        &event.id,
+        &*event.id,
         &event.source,
         &event.kind,
         &event.subject,

@@ -68,7 +68,7 @@ impl Role {
 
     /// The role whose queue an event of this type belongs to.
     pub fn of(event: &Event) -> Option<Role> {
-        match event.kind.as_str() {
+        match &*event.kind {
             "dev.trimtab.scan.request.v1" => Some(Role::Scanner),
             "dev.trimtab.candidate.ledger.v1"
             | "dev.trimtab.candidate.subscriber.v1"

@@ -1,5 +1,7 @@
 //! The body of an event as the text that it came in.
 
+use std::cell::RefCell;
+
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -8,32 +10,52 @@ use serde_json::value::RawValue;
 /// What came from outside is not looked at before [`Event::body`](crate::Event::body) reads it: looking only whether it is JSON takes
 /// half as long as reading it.
 #[derive(Clone)]
-pub struct Data(Text);
+pub struct Data {
+    text: Box<str>,
+    /// It is known to be JSON.
+    json: bool,
+}
 
-#[derive(Clone)]
-enum Text {
-    Json(Box<RawValue>),
-    Came(Box<str>),
+/// What is written keeps its room up to this size.
+const KEPT: usize = 1024 * 1024;
+
+thread_local! {
+    /// Where bodies are written before their size is known: growing to it each time costs more than writing.
+    static WRITING: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Data {
     /// Text that may or may not be JSON.
     pub(crate) fn came(text: &str) -> Data {
-        Data(Text::Came(text.into()))
+        Data { text: text.into(), json: false }
+    }
+
+    /// A body as JSON.
+    pub(crate) fn of(body: &impl Serialize) -> serde_json::Result<Data> {
+        let mut bytes = WRITING.take();
+        bytes.clear();
+        let written = serde_json::to_writer(&mut bytes, body)
+            .and_then(|()| str::from_utf8(&bytes).map(Box::from).map_err(serde::ser::Error::custom));
+        if bytes.capacity() <= KEPT {
+            WRITING.set(bytes);
+        }
+        Ok(Data { text: written?, json: true })
     }
 
     /// The text.
     pub fn get(&self) -> &str {
-        match &self.0 {
-            Text::Json(json) => json.get(),
-            Text::Came(text) => text,
-        }
+        &self.text
+    }
+
+    /// The text, if it is JSON: what is passed on must be.
+    pub(crate) fn json(&self) -> serde_json::Result<&str> {
+        if self.json { Ok(&self.text) } else { serde_json::from_str::<&RawValue>(&self.text).map(RawValue::get) }
     }
 }
 
 impl From<Box<RawValue>> for Data {
     fn from(json: Box<RawValue>) -> Data {
-        Data(Text::Json(json))
+        Data { text: json.into(), json: true }
     }
 }
 
@@ -45,13 +67,7 @@ impl std::fmt::Debug for Data {
 
 impl Serialize for Data {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        match &self.0 {
-            Text::Json(json) => json.serialize(to),
-            // What is passed on is JSON, whatever came.
-            Text::Came(text) => {
-                serde_json::from_str::<&RawValue>(text).map_err(serde::ser::Error::custom)?.serialize(to)
-            }
-        }
+        serde_json::from_str::<&RawValue>(&self.text).map_err(serde::ser::Error::custom)?.serialize(to)
     }
 }
 

@@ -1,9 +1,14 @@
 //! The envelope: CloudEvents 1.0 attributes around one [`Body`], in structured JSON mode.
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
 use schemars::JsonSchema;
+use serde::de::{Deserializer, Error, Visitor};
+use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
+use crate::ids::digits_of;
 use crate::{
     Data, Decision, LedgerPage, Notice, OrphanPage, Outcome, RecoveryOutcome, RecoveryReport, RecoverySegment,
     ScanReport, ScanRequest, SubscriberPage, key_of, shard_of,
@@ -35,27 +40,30 @@ pub struct Trace {
 
 /// An event. Its data stays as the bytes that came, so that a signature over them can be checked; [`Event::body`] reads
 /// them.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Event {
     /// Always `1.0`.
-    pub specversion: String,
+    #[serde(deserialize_with = "constant")]
+    pub specversion: Cow<'static, str>,
     /// Deterministic for decisions and pages, see [`crate::ids`](crate::decision_id).
     pub id: String,
     /// `/trimtab/<role>/<instance>`.
     pub source: String,
     /// One of the types of [`Body`].
-    #[serde(rename = "type")]
-    pub kind: String,
+    #[serde(rename = "type", deserialize_with = "constant")]
+    pub kind: Cow<'static, str>,
     /// `<target>/<canonical resource>`, or the shard for pages.
     pub subject: String,
     /// When it was made, RFC 3339.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub time: Timestamp,
     /// Always `application/json`.
-    pub datacontenttype: String,
+    #[serde(deserialize_with = "constant")]
+    pub datacontenttype: Cow<'static, str>,
     /// Path of the schema in `schemas/`.
-    pub dataschema: String,
+    #[serde(deserialize_with = "constant")]
+    pub dataschema: Cow<'static, str>,
     /// Configured target.
     pub target: String,
     /// Verdict of a decision, status of an outcome, kind of a candidate.
@@ -84,6 +92,29 @@ pub struct Event {
     pub data: Data,
 }
 
+const SPECVERSION: &str = "1.0";
+const CONTENT_TYPE: &str = "application/json";
+
+/// Reads a text that is one of a few; those are not made anew for each event.
+fn constant<'de, D: Deserializer<'de>>(from: D) -> Result<Cow<'static, str>, D::Error> {
+    struct Text;
+
+    impl Visitor<'_> for Text {
+        type Value = Cow<'static, str>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a string")
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+            let mut known = [SPECVERSION, CONTENT_TYPE].into_iter().chain(Body::NAMES.iter().flatten().copied());
+            Ok(known.find(|known| *known == text).map_or_else(|| Cow::Owned(text.to_owned()), Cow::Borrowed))
+        }
+    }
+
+    from.deserialize_str(Text)
+}
+
 macro_rules! bodies {
     ($($(#[$doc:meta])* $name:ident($of:ty) = $kind:literal, $file:literal;)+) => {
         /// What an event may hold.
@@ -94,12 +125,15 @@ macro_rules! bodies {
             /// Every type with the file name of its schema.
             pub const KINDS: &'static [(&'static str, &'static str)] = &[$(($kind, $file),)+];
 
-            fn names(&self) -> (&'static str, &'static str) {
-                match self { $(Body::$name(_) => ($kind, $file),)+ }
+            /// The type and the path of the schema of each.
+            const NAMES: &'static [[&'static str; 2]] = &[$([$kind, concat!("schemas/", $file)],)+];
+
+            fn names(&self) -> [&'static str; 2] {
+                match self { $(Body::$name(_) => [$kind, concat!("schemas/", $file)],)+ }
             }
 
             fn json(&self) -> serde_json::Result<Data> {
-                match self { $(Body::$name(body) => serde_json::value::to_raw_value(body).map(Data::from),)+ }
+                match self { $(Body::$name(body) => Data::of(body),)+ }
             }
 
             fn parse(kind: &str, data: &str) -> Result<Body, Invalid> {
@@ -149,25 +183,23 @@ bodies! {
 }
 
 impl Body {
-    /// (target, subject, action, what the key is made of)
-    fn address(&self) -> (String, String, String) {
+    /// (target, subject, action). What the key is made of is the target and the subject.
+    fn address(&self) -> (&str, Cow<'_, str>, &str) {
         match self {
-            Body::LedgerPage(page) => (String::new(), page.shard.clone(), "ledger".to_owned()),
-            Body::SubscriberPage(page) => (String::new(), page.shard.clone(), "subscriber".to_owned()),
-            Body::OrphanPage(page) => (String::new(), page.shard.clone(), "orphan".to_owned()),
-            Body::Decision(d) => (d.target.clone(), d.subject.clone(), d.verdict.name().to_owned()),
-            Body::Outcome(o) => (o.target.clone(), o.subject.clone(), o.status.name().to_owned()),
-            Body::Notice(n) => (n.target.clone(), n.subject.clone(), n.announced.name().to_owned()),
-            Body::ScanRequest(r) => (r.target.clone(), r.id.to_string(), "request".to_owned()),
-            Body::ScanReport(r) => (r.target.clone(), r.scan.id.to_string(), "report".to_owned()),
+            Body::LedgerPage(page) => ("", (&page.shard).into(), "ledger"),
+            Body::SubscriberPage(page) => ("", (&page.shard).into(), "subscriber"),
+            Body::OrphanPage(page) => ("", (&page.shard).into(), "orphan"),
+            Body::Decision(d) => (&d.target, (&d.subject).into(), d.verdict.name()),
+            Body::Outcome(o) => (&o.target, (&o.subject).into(), o.status.name()),
+            Body::Notice(n) => (&n.target, (&n.subject).into(), n.announced.name()),
+            Body::ScanRequest(r) => (&r.target, r.id.to_string().into(), "request"),
+            Body::ScanReport(r) => (&r.target, r.scan.id.to_string().into(), "report"),
             // With its id: another state of the same file must not wait until nobody wants the old one any more.
-            Body::RecoverySegment(s) => {
-                (s.lane.clone(), format!("{}/{} {}", s.folder, s.file, s.id), "segment".to_owned())
-            }
-            Body::RecoveryReport(r) => (r.lane.clone(), r.job.to_string(), r.state.name().to_owned()),
+            Body::RecoverySegment(s) => (&s.lane, format!("{}/{} {}", s.folder, s.file, s.id).into(), "segment"),
+            Body::RecoveryReport(r) => (&r.lane, r.job.to_string().into(), r.state.name()),
             Body::RecoveryOutcome(o) => {
                 let folder = o.folder.as_deref().unwrap_or_default();
-                (o.lane.clone(), format!("{}/{folder}", o.run), o.state.name().to_owned())
+                (&o.lane, format!("{}/{folder}", o.run).into(), o.state.name())
             }
         }
     }
@@ -187,7 +219,7 @@ impl Event {
         body: impl Into<Body>,
     ) -> Result<Event, Invalid> {
         let body = body.into();
-        let (kind, file) = body.names();
+        let [kind, schema] = body.names();
         let (_, subject, action) = body.address();
         let data = body.json().map_err(|e| Invalid(format!("cannot write {kind}: {e}")))?;
         if data.get().len() > MAX_EVENT_BYTES - 4096 {
@@ -197,17 +229,17 @@ impl Event {
             )));
         }
         Ok(Event {
-            specversion: "1.0".to_owned(),
+            specversion: SPECVERSION.into(),
             id: id.into(),
             source: source.to_owned(),
-            kind: kind.to_owned(),
+            kind: kind.into(),
             key: key_of(target, &subject),
-            subject: format!("{target}/{subject}"),
+            subject: [target, "/", &subject].concat(),
             time,
-            datacontenttype: "application/json".to_owned(),
-            dataschema: format!("schemas/{file}"),
+            datacontenttype: CONTENT_TYPE.into(),
+            dataschema: schema.into(),
             target: target.to_owned(),
-            action,
+            action: action.to_owned(),
             traceparent: trace.parent,
             tracestate: trace.state,
             signer: None,
@@ -223,7 +255,7 @@ impl Event {
     /// # Errors
     /// When the type is unknown, the data does not fit it, or an attribute disagrees with the data.
     pub fn body(&self) -> Result<Body, Invalid> {
-        if self.specversion != "1.0" {
+        if self.specversion != SPECVERSION {
             return Err(Invalid(format!("specversion {:?} is not 1.0", self.specversion)));
         }
         let body = Body::parse(&self.kind, self.data.get())?;
@@ -234,7 +266,8 @@ impl Event {
         if self.action != action {
             return Err(Invalid(format!("attribute action is {:?}, the data says {action:?}", self.action)));
         }
-        if self.subject != format!("{}/{subject}", self.target) || self.key != key_of(&self.target, &subject) {
+        let named = self.subject.strip_prefix(&self.target).and_then(|rest| rest.strip_prefix('/'));
+        if named != Some(&*subject) || self.key.as_bytes() != digits_of(&self.target, &subject) {
             return Err(Invalid(format!("attributes subject and key do not belong to {subject:?}")));
         }
         Ok(body)
@@ -291,10 +324,49 @@ impl Event {
     /// When the event is larger than [`MAX_EVENT_BYTES`].
     pub fn write(&self, to: &mut Vec<u8>) -> Result<(), Invalid> {
         let before = to.len();
-        serde_json::to_writer(&mut *to, self).map_err(|e| Invalid(format!("cannot write event {}: {e}", self.id)))?;
+        self.write_json(to).map_err(|e| Invalid(format!("cannot write event {}: {e}", self.id)))?;
         let length = to.len() - before;
         if length > MAX_EVENT_BYTES {
             return Err(Invalid(format!("event {} has {length} bytes, more than {MAX_EVENT_BYTES}", self.id)));
+        }
+        Ok(())
+    }
+
+    /// Writes the attributes, and behind them the data as it is: it need not be gone through again.
+    fn write_json(&self, to: &mut Vec<u8>) -> serde_json::Result<()> {
+        let data = self.data.json()?;
+        let mut attributes = serde_json::Serializer::new(&mut *to);
+        self.attributes(&mut Serializer::serialize_map(&mut attributes, None)?)?;
+        for part in [&b",\"data\":"[..], data.as_bytes(), b"}"] {
+            to.extend_from_slice(part);
+        }
+        Ok(())
+    }
+
+    /// Everything but the data.
+    fn attributes<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        map.serialize_entry("specversion", &self.specversion)?;
+        map.serialize_entry("id", &self.id)?;
+        map.serialize_entry("source", &self.source)?;
+        map.serialize_entry("type", &self.kind)?;
+        map.serialize_entry("subject", &self.subject)?;
+        map.serialize_entry("time", &self.time)?;
+        map.serialize_entry("datacontenttype", &self.datacontenttype)?;
+        map.serialize_entry("dataschema", &self.dataschema)?;
+        map.serialize_entry("target", &self.target)?;
+        map.serialize_entry("action", &self.action)?;
+        map.serialize_entry("key", &self.key)?;
+        let given = [
+            ("traceparent", &self.traceparent),
+            ("tracestate", &self.tracestate),
+            ("signer", &self.signer),
+            ("signature", &self.signature),
+            ("proof", &self.proof),
+        ];
+        for (name, value) in given {
+            if let Some(value) = value {
+                map.serialize_entry(name, value)?;
+            }
         }
         Ok(())
     }
@@ -331,6 +403,15 @@ impl Event {
     }
 }
 
+impl Serialize for Event {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        self.attributes(&mut map)?;
+        map.serialize_entry("data", &self.data)?;
+        map.end()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -349,6 +430,30 @@ mod tests {
         let back = Event::from_bytes(&event.to_bytes().expect("small")).expect("ours");
         assert_eq!(back.body(), event.body());
         assert_eq!(back.signed_bytes(), event.signed_bytes());
+    }
+
+    #[test]
+    fn both_ways_to_write_it_give_the_same() {
+        let mut event = request();
+        for fill in [0, 1] {
+            if fill == 1 {
+                let text = || Some("a \"text\"\n".to_owned());
+                (event.traceparent, event.tracestate) = (text(), text());
+                (event.signer, event.signature, event.proof) = (text(), text(), text());
+            }
+            let bytes = event.to_bytes().expect("small");
+            assert_eq!(serde_json::to_vec(&event).expect("JSON"), bytes);
+            let back: Event = serde_json::from_slice(&bytes).expect("an event");
+            assert_eq!(back.to_bytes().expect("small"), bytes);
+        }
+    }
+
+    #[test]
+    fn what_came_and_is_no_json_is_not_passed_on() {
+        let text = String::from_utf8(request().to_bytes().expect("small")).expect("utf-8");
+        let broken = text.replace("\"data\":{", "\"data\":{\"");
+        let event = Event::from_bytes(broken.as_bytes()).expect("the envelope is fine");
+        assert!(event.to_bytes().is_err() && serde_json::to_vec(&event).is_err());
     }
 
     #[test]

@@ -32,9 +32,16 @@ pub fn event_id(kind: &str, parts: &[&str]) -> Uuid {
 /// A name of fixed length for a resource, usable as a token of a subject: 32 hexadecimal digits of SHA-256 over the target
 /// and the resource's canonical name.
 pub fn key_of(target: &str, subject: &str) -> String {
+    digits_of(target, subject).map(char::from).iter().collect()
+}
+
+/// The digits of [`key_of`].
+pub(crate) fn digits_of(target: &str, subject: &str) -> [u8; 32] {
     let hash = Sha256::new().chain_update(target).chain_update([0]).chain_update(subject).finalize();
-    let digit = |value: u8| char::from(b"0123456789abcdef"[usize::from(value)]);
-    hash[..16].iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+    std::array::from_fn(|at| {
+        let byte = hash[at / 2];
+        b"0123456789abcdef"[usize::from(if at % 2 == 0 { byte >> 4 } else { byte & 15 })]
+    })
 }
 
 /// The shard of a key made by [`key_of`], or of any other text.

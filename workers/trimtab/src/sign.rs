@@ -330,7 +330,7 @@ mod tests {
         let attributes: [(&str, Attribute); 9] = [
             ("id", |e| &mut e.id),
             ("source", |e| &mut e.source),
-            ("kind", |e| &mut e.kind),
+            ("kind", |e| e.kind.to_mut()),
             ("subject", |e| &mut e.subject),
             ("target", |e| &mut e.target),
             ("action", |e| &mut e.action),
