@@ -11,9 +11,10 @@
 //! | `TT_DLQ` | `trimtab.dlq.<role>.<target>` | none |
 //! | `TT_ADV` | the server's advisories about those consumers | `janitor` |
 //!
-//! [`connect`](self) reaches the servers, `streams` knows what must be there, `publish` stores, `pull` gets, `packed` makes
-//! pages small, `letters` keeps what is given up.
+//! [`connect`](self) reaches the servers, `streams` knows what must be there, `publish` stores, `answers` says whether it did,
+//! `pull` gets, `packed` makes pages small, `letters` keeps what is given up.
 
+mod answers;
 mod connect;
 mod letters;
 mod packed;
@@ -25,8 +26,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use async_nats::jetstream::{AckKind, Message, consumer, stream};
-use futures::future::BoxFuture;
+use async_nats::header::HeaderName;
+use async_nats::jetstream::{AckKind, consumer, stream};
+use async_nats::{HeaderMap, HeaderValue};
+use bytes::Bytes;
+use futures::future::{BoxFuture, join_all};
 use trimtab_events::Event;
 
 use crate::names::{self, event_of, read_event, role_of, shared};
@@ -34,7 +38,7 @@ use crate::{Bus, BusError, DeadLetter, Delivery, Malformed, Published, Result, R
 use connect::Empty;
 use letters::Letters;
 use publish::{Flow, headers_of, store, subject_of};
-use pull::Puller;
+use pull::{Puller, Taken};
 use streams::stream_of;
 
 pub use connect::{Credentials, NatsOptions, Tls};
@@ -172,13 +176,40 @@ impl JetStream {
 
     /// `id`: what de-duplication knows it by, if not by its own.
     async fn publish(&self, event: &Event, id: Option<&str>) -> Result<Published> {
-        let role = role_of(event)?;
-        let unfit = |e: trimtab_events::Invalid| BusError::Unfit { id: event.id.clone(), why: e.to_string() };
-        let (payload, encoding) = packed::pack(role, event).map_err(unfit)?;
-        let subject = subject_of(role, event);
-        let headers = || headers_of(role, event, id, encoding);
-        let flow = &self.flows[index(role)];
-        store(&self.link, flow, stream_of(role), &subject, headers, payload, self.options.bus.full_wait).await
+        let (role, subject, payload, headers) = message_of(event, id)?;
+        let (flow, patience) = (&self.flows[index(role)], self.options.bus.full_wait);
+        store(&self.link, flow, stream_of(role), &subject, headers, payload, patience).await
+    }
+
+    /// As many as the windows have places for are sent before the first answer is waited for. The others, and what does not go well
+    /// at the first try, are published each by itself.
+    async fn publish_all(&self, events: &[Event]) -> Vec<Result<Published>> {
+        let mut sent = Vec::with_capacity(events.len());
+        for (at, event) in events.iter().enumerate() {
+            if let Ok((role, subject, payload, headers)) = message_of(event, None)
+                && let flow = &self.flows[index(role)]
+                && let Some(permit) = flow.try_enter()
+            {
+                let trying = self.link.send(&subject, headers(), payload).await;
+                sent.push((at, flow, permit, subject, trying));
+            }
+        }
+        let mut told = vec![None; events.len()];
+        for (at, flow, permit, subject, trying) in sent {
+            let attempt = self.link.answered(&subject, trying).await;
+            told[at] = flow.leave(permit, &attempt);
+        }
+        if let Some(told) = told.iter().copied().collect::<Option<Vec<_>>>() {
+            return told.into_iter().map(Ok).collect();
+        }
+        // Only now, when no place is held: who holds some and waits for more may wait for ever.
+        let rest = told.into_iter().zip(events).map(|(told, event)| async move {
+            match told {
+                Some(published) => Ok(published),
+                None => self.publish(event, None).await,
+            }
+        });
+        join_all(rest).await
     }
 
     fn open(&self) -> Result<()> {
@@ -198,9 +229,9 @@ impl JetStream {
         Ok(self.delivery(role, puller.next().await?))
     }
 
-    fn delivery(&self, role: Role, message: Message) -> Delivery {
+    fn delivery(&self, role: Role, taken: Taken) -> Delivery {
         // From here on nothing waits, so a dropped future cannot lose it.
-        let tries = message.info().ok().and_then(|info| u64::try_from(info.delivered).ok()).unwrap_or(1);
+        let (tries, message) = (taken.delivered, &taken.message);
         let event = match message.headers.as_ref().and_then(|headers| headers.get(async_nats::header::NATS_STREAM)) {
             // The servers answer a read to any subject the reader names: whoever may read may so place a message where he
             // may not publish. Such answers carry this header.
@@ -210,10 +241,10 @@ impl JetStream {
                     "it is a copy out of stream {stream}, placed here by a read: nobody published it as an event"
                 ),
             }),
-            None => packed::unpack(encoding_of(&message), &message.payload, read_event)
+            None => packed::unpack(encoding_of(message), &message.payload, read_event)
                 .unwrap_or_else(|why| Err(Malformed { bytes: message.payload.to_vec(), why })),
         };
-        let settle = Held { message, role, tries, letters: Arc::clone(&self.letters) };
+        let settle = Held { taken, role, letters: Arc::clone(&self.letters) };
         Delivery { event, tries, settle: Box::new(settle) }
     }
 
@@ -234,6 +265,10 @@ impl JetStream {
 impl Bus for JetStream {
     fn publish<'a>(&'a self, event: &'a Event) -> BoxFuture<'a, Result<Published>> {
         Box::pin(self.publish(event, None))
+    }
+
+    fn publish_all<'a>(&'a self, events: &'a [Event]) -> BoxFuture<'a, Vec<Result<Published>>> {
+        Box::pin(self.publish_all(events))
     }
 
     fn take(&self, role: Role) -> BoxFuture<'_, Result<Delivery>> {
@@ -286,22 +321,32 @@ impl Bus for JetStream {
     }
 }
 
+/// Whose event it is, its subject, its bytes, and what makes its headers.
+fn message_of(event: &Event, id: Option<&str>) -> Result<(Role, String, Bytes, impl Fn() -> HeaderMap)> {
+    let role = role_of(event)?;
+    let unfit = |e: trimtab_events::Invalid| BusError::Unfit { id: event.id.clone(), why: e.to_string() };
+    let (payload, encoding) = packed::pack(role, event).map_err(unfit)?;
+    let shard = event.shard();
+    let subject = subject_of(role, event, shard);
+    Ok((role, subject, payload, move || headers_of(role, event, id, shard, encoding)))
+}
+
 /// How a message says that it is encoded.
-fn encoding_of(message: &Message) -> Option<&str> {
-    message.headers.as_ref()?.get(packed::ENCODING).map(async_nats::HeaderValue::as_str)
+fn encoding_of(message: &async_nats::Message) -> Option<&str> {
+    const NAME: HeaderName = HeaderName::from_static(packed::ENCODING);
+    message.headers.as_ref()?.get(NAME).map(HeaderValue::as_str)
 }
 
 /// A delivery in somebody's hands. Dropping it does nothing: the server delivers it again after the acknowledgement time.
 struct Held {
-    message: Message,
+    taken: Taken,
     role: Role,
-    tries: u64,
     letters: Arc<Letters>,
 }
 
 impl Held {
     async fn answer(&self, kind: AckKind) -> Result<()> {
-        self.message.ack_with(kind).await.map_err(|e| BusError::Unavailable {
+        pull::settle(self.letters.client(), &self.taken.message, kind).await.map_err(|e| BusError::Unavailable {
             what: format!("settle an event of {}", stream_of(self.role)),
             why: e.to_string(),
         })
@@ -319,7 +364,9 @@ impl Settle for Held {
     }
 
     fn dead(self: Box<Self>, why: String) -> BoxFuture<'static, Result<()>> {
-        Box::pin(async move { letters::give_up(&self.letters, self.role, &self.message, self.tries, why).await })
+        Box::pin(
+            async move { letters::give_up(&self.letters, self.role, &self.taken, self.taken.delivered, why).await },
+        )
     }
 
     fn working(&self) -> BoxFuture<'_, Result<()>> {

@@ -152,6 +152,12 @@ pub trait Bus: Send + Sync {
     /// [`BusError::Full`] only after `full_wait`.
     fn publish<'a>(&'a self, event: &'a Event) -> BoxFuture<'a, Result<Published>>;
 
+    /// Publishes several events that do not depend on each other; what became of each, in their order. A bus that sends them
+    /// together spares most of what sending one costs.
+    fn publish_all<'a>(&'a self, events: &'a [Event]) -> BoxFuture<'a, Vec<Result<Published>>> {
+        Box::pin(futures::future::join_all(events.iter().map(|event| self.publish(event))))
+    }
+
     /// The next event for `role`; waits for one. May be dropped and called again at any await point without losing one.
     fn take(&self, role: Role) -> BoxFuture<'_, Result<Delivery>>;
 

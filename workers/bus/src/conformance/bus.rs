@@ -37,7 +37,9 @@ checks! {
     letters_wait_for_their_key,
     one_outstanding_per_key,
     ids_are_remembered,
+    what_is_published_together_is_told_apart,
     full_waits_and_loses_nothing,
+    what_is_published_together_waits_for_room,
     full_for_too_long_is_an_error,
     outstanding_is_limited,
     four_takers_share,
@@ -364,6 +366,65 @@ async fn ids_are_remembered(rig: &dyn BusRig) {
         assert_eq!(publish(&*bus, &sent).await, Published::Duplicate, "after it was handled, too");
         nothing(&*bus, role, options.ack_wait / 4).await;
     }
+}
+
+async fn what_is_published_together_is_told_apart(rig: &dyn BusRig) {
+    let bus = rig.fresh(quick()).await.bus;
+    assert!(bus.publish_all(&[]).await.is_empty());
+    publish(&*bus, &event(Role::Decider, "known", "known")).await;
+    publish(&*bus, &event(Role::Executor, "out", "out")).await;
+    let mut unfit = event(Role::Executor, "unfit", "unfit");
+    unfit.target = "a.b".to_owned();
+    let fresh = |n: usize| event(Role::Executor, &format!("e{n}"), &format!("e{n}"));
+    let mut all: Vec<Event> = (0..40).map(fresh).collect();
+    all.extend([event(Role::Decider, "known", "known"), unfit, event(Role::Executor, "again", "out")]);
+    all.extend((40..80).map(fresh));
+    let told = timeout(PATIENCE, bus.publish_all(&all)).await.expect("publishing takes too long");
+    assert_eq!(told.len(), all.len());
+    for (event, told) in all.iter().zip(&told) {
+        match event.id.as_str() {
+            "known" => assert!(matches!(told, Ok(Published::Duplicate)), "{told:?}"),
+            "again" => assert!(matches!(told, Ok(Published::Outstanding)), "{told:?}"),
+            "unfit" => assert!(matches!(told, Err(BusError::Unfit { id, .. }) if id == "unfit"), "{told:?}"),
+            id => assert!(matches!(told, Ok(Published::Stored)), "{id}: {told:?}"),
+        }
+    }
+    let mut seen = HashSet::new();
+    for _ in 0..81 {
+        let got = take(&*bus, Role::Executor).await;
+        assert!(seen.insert(id_of(&got)), "twice");
+        got.settle.done().await.expect("settled");
+    }
+    depth(&*bus, Role::Executor, 0).await;
+}
+
+async fn what_is_published_together_waits_for_room(rig: &dyn BusRig) {
+    let bus = rig.fresh(BusOptions { queue_events: 10, ..quick() }).await.bus;
+    let publishers: Vec<_> = (0..3)
+        .map(|who| {
+            let bus = Arc::clone(&bus);
+            tokio::spawn(async move {
+                let all: Vec<Event> =
+                    (0..30).map(|n| format!("{who}-{n}")).map(|id| event(Role::Executor, &id, &id)).collect();
+                timeout(PATIENCE, bus.publish_all(&all)).await.expect("publishing takes too long")
+            })
+        })
+        .collect();
+    let mut seen = HashSet::new();
+    for _ in 0..90 {
+        let got = take(&*bus, Role::Executor).await;
+        assert!(seen.insert(id_of(&got)), "twice");
+        got.settle.done().await.expect("settled");
+    }
+    for publisher in publishers {
+        let told = publisher.await.expect("ended");
+        assert!(told.iter().all(|told| matches!(told, Ok(Published::Stored))), "{told:?}");
+    }
+    let bus = rig.fresh(BusOptions { queue_events: 10, full_wait: Duration::from_millis(300), ..quick() }).await.bus;
+    let all: Vec<Event> = (0..12).map(|n| event(Role::Executor, &n.to_string(), &n.to_string())).collect();
+    let told = timeout(PATIENCE, bus.publish_all(&all)).await.expect("publishing takes too long");
+    assert_eq!(told.iter().filter(|told| matches!(told, Ok(Published::Stored))).count(), 10, "{told:?}");
+    assert_eq!(told.iter().filter(|told| matches!(told, Err(BusError::Full { .. }))).count(), 2, "{told:?}");
 }
 
 async fn full_waits_and_loses_nothing(rig: &dyn BusRig) {

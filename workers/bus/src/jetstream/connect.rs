@@ -15,14 +15,13 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::answers::Answers;
 use crate::{BusError, BusOptions, Result};
 
 /// How long a request to the servers may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long requests are repeated that failed for a reason that passes: an election, a restart.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(15);
-/// Publishes of one client under way at once, over all queues. Each queue has its own, smaller window.
-const IN_FLIGHT: usize = 16_384;
 /// Refusals that are remembered, to explain the time-outs they cause.
 const REFUSALS: usize = 64;
 
@@ -170,6 +169,7 @@ pub(crate) struct Link {
     pub(crate) client: Client,
     pub(crate) context: jetstream::Context,
     pub(crate) health: Arc<Health>,
+    pub(super) answers: Arc<Answers>,
 }
 
 /// A request that says nothing: some of the interface refuses `null`.
@@ -220,11 +220,10 @@ impl Link {
             let why = format!("the server has version {version}, at least 2.11 is needed");
             return Err(BusError::Refused { what, why });
         }
-        let context = jetstream::context::ContextBuilder::new()
-            .timeout(REQUEST_TIMEOUT)
-            .max_ack_inflight(IN_FLIGHT)
-            .build(client.clone());
-        Ok(Link { client, context, health })
+        let context = jetstream::context::ContextBuilder::new().timeout(REQUEST_TIMEOUT).build(client.clone());
+        let answers = Answers::start(&client, REQUEST_TIMEOUT).await;
+        let answers = answers.map_err(|e| BusError::Refused { what, why: chain(&e) })?;
+        Ok(Link { client, context, health, answers: Arc::new(answers) })
     }
 
     /// Asks the JetStream interface. Repeats what fails for a reason that passes.

@@ -14,6 +14,7 @@ use trimtab_events::Event;
 use super::connect::{Empty, Link, chain};
 use super::packed;
 use super::publish::{Flow, store};
+use super::pull::Taken;
 use super::streams::{ADVISORIES, DEAD, JANITOR, stream_of};
 use crate::names::{is_token, letter_text, worn_out};
 use crate::{BusError, DeadLetter, Result, Role};
@@ -49,6 +50,11 @@ struct About<'a> {
 impl Letters {
     pub(super) fn new(link: &Link) -> Letters {
         Letters { link: link.clone(), flow: Flow::new(64) }
+    }
+
+    /// The connection.
+    pub(super) fn client(&self) -> &async_nats::Client {
+        &self.link.client
     }
 
     async fn write(&self, about: About<'_>, bytes: &Bytes) -> Result<()> {
@@ -193,14 +199,12 @@ fn letter_of(stored: &Stored) -> DeadLetter {
 }
 
 /// Stores the letter first and takes the message away then: in between it may be given up twice, never lost.
-pub(super) async fn give_up(letters: &Letters, role: Role, message: &Message, tries: u64, why: String) -> Result<()> {
+pub(super) async fn give_up(letters: &Letters, role: Role, taken: &Taken, tries: u64, why: String) -> Result<()> {
     let what = format!("give up an event of {}", stream_of(role));
-    let id = match message.info() {
-        Ok(info) => letter_id(info.stream, info.stream_sequence),
-        Err(e) => return Err(BusError::Refused { what, why: e.to_string() }),
-    };
-    let bytes = as_it_was(super::encoding_of(message), &message.payload);
+    let id = letter_id(stream_of(role), taken.sequence);
+    let bytes = as_it_was(super::encoding_of(&taken.message), &taken.message.payload);
     letters.write(About { role: role.name(), why: &why, tries, id }, &bytes).await?;
+    let message = Message { message: taken.message.clone(), context: letters.link.context.clone() };
     message
         .double_ack_with(AckKind::Term)
         .await

@@ -4,14 +4,15 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_nats::jetstream::context::{PublishError, PublishErrorKind};
-use async_nats::jetstream::message::PublishMessage;
+use async_nats::client::PublishErrorKind;
+use async_nats::header::HeaderName;
 use async_nats::{HeaderMap, HeaderValue};
 use bytes::Bytes;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use trimtab_events::Event;
 
+use super::answers::Answer;
 use super::connect::{ApiError, Link, chain, jitter};
 use crate::{BusError, Published, Result, Role};
 
@@ -75,6 +76,31 @@ impl Flow {
         }
     }
 
+    /// A place, if there is one now.
+    pub(super) fn try_enter(&self) -> Option<SemaphorePermit<'_>> {
+        if self.state().closed_until.is_some_and(|until| until > Instant::now()) {
+            return None;
+        }
+        self.permits.try_acquire().ok()
+    }
+
+    /// Gives the place of an attempt back. What it came to, if that settles the matter.
+    pub(super) fn leave(&self, permit: SemaphorePermit<'_>, attempt: &Attempt) -> Option<Published> {
+        drop(permit);
+        match attempt {
+            Attempt::Stored { duplicate, .. } => {
+                self.succeeded();
+                Some(if *duplicate { Published::Duplicate } else { Published::Stored })
+            }
+            Attempt::NotAsExpected => Some(Published::Outstanding),
+            Attempt::Full => {
+                self.is_full();
+                None
+            }
+            Attempt::Passing(_) | Attempt::Never(_) => None,
+        }
+    }
+
     fn is_full(&self) {
         let now = Instant::now();
         let mut state = self.state();
@@ -99,9 +125,8 @@ impl Flow {
 }
 
 /// Where an event goes.
-pub(super) fn subject_of(role: Role, event: &Event) -> String {
+pub(super) fn subject_of(role: Role, event: &Event, shard: u32) -> String {
     let Event { target, action, key, .. } = event;
-    let shard = event.shard();
     match role {
         Role::Scanner => format!("trimtab.req.{target}"),
         Role::Decider => format!("trimtab.cand.{target}.{action}.{shard}"),
@@ -113,11 +138,18 @@ pub(super) fn subject_of(role: Role, event: &Event) -> String {
 }
 
 /// The headers of an event. `id`: what de-duplication knows it by, if not by its own.
-pub(super) fn headers_of(role: Role, event: &Event, id: Option<&str>, encoding: Option<&'static str>) -> HeaderMap {
+pub(super) fn headers_of(
+    role: Role,
+    event: &Event,
+    id: Option<&str>,
+    shard: u32,
+    encoding: Option<&'static str>,
+) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    headers.insert("Content-Type", "application/cloudevents+json");
+    // Names that are known before cost nothing to make.
+    headers.insert(const { HeaderName::from_static("Content-Type") }, "application/cloudevents+json");
     if let Some(encoding) = encoding {
-        headers.insert(super::packed::ENCODING, encoding);
+        headers.insert(const { HeaderName::from_static(super::packed::ENCODING) }, encoding);
     }
     for (name, value) in [("traceparent", &event.traceparent), ("tracestate", &event.tracestate)] {
         // A value that is no header is still in the event.
@@ -131,8 +163,8 @@ pub(super) fn headers_of(role: Role, event: &Event, id: Option<&str>, encoding: 
         // No message about this key whatever the verdict: the stream's limit of one per subject alone would let two
         // verdicts about one resource be outstanding. It remains as the second line.
         headers.insert(async_nats::header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, "0");
-        let any_verdict = format!("trimtab.dec.{}.*.{}.{}", event.target, event.shard(), event.key);
-        headers.insert("Nats-Expected-Last-Subject-Sequence-Subject", any_verdict);
+        let any_verdict = format!("trimtab.dec.{}.*.{shard}.{}", event.target, event.key);
+        headers.insert(const { HeaderName::from_static("Nats-Expected-Last-Subject-Sequence-Subject") }, any_verdict);
     } else {
         headers.insert(async_nats::header::NATS_MESSAGE_ID, id.unwrap_or(&event.id));
     }
@@ -158,48 +190,62 @@ pub(crate) enum Attempt {
     Never(String),
 }
 
+/// A message that was sent, or why it was not.
+pub(crate) struct Trying {
+    started: Instant,
+    answer: std::result::Result<oneshot::Receiver<Answer>, Attempt>,
+}
+
 impl Link {
     /// Publishes once and waits for the answer.
     pub(crate) async fn attempt(&self, subject: &str, headers: HeaderMap, payload: Bytes) -> Attempt {
-        let started = Instant::now();
-        let message = PublishMessage::build().headers(headers).payload(payload);
-        let answer = match self.context.send_publish(subject.to_owned(), message).await {
-            Ok(answer) => answer.await,
-            Err(error) => Err(error),
-        };
-        match answer {
-            Ok(ack) => Attempt::Stored { sequence: ack.sequence, duplicate: ack.duplicate },
-            Err(error) => self.judge(subject, started, &error),
-        }
+        let trying = self.send(subject, headers, payload).await;
+        self.answered(subject, trying).await
     }
 
-    fn judge(&self, subject: &str, started: Instant, error: &PublishError) -> Attempt {
-        match error.kind() {
-            PublishErrorKind::WrongLastSequence => Attempt::NotAsExpected,
-            PublishErrorKind::StreamNotFound => Attempt::Passing(format!(
+    /// Publishes once, without waiting for the answer.
+    pub(super) async fn send(&self, subject: &str, headers: HeaderMap, payload: Bytes) -> Trying {
+        let started = Instant::now();
+        let (reply, mut answer) = self.answers.expect();
+        let answer = tokio::select! {
+            biased;
+            sent = self.client.publish_with_reply_and_headers(subject.to_owned(), reply, headers, payload) => match sent {
+                Ok(()) => Ok(answer),
+                Err(error) if error.kind() == PublishErrorKind::MaxPayloadExceeded => {
+                    Err(Attempt::Never(format!("{}; raise max_payload of the servers to 1 MB", chain(&error))))
+                }
+                Err(error) => Err(Attempt::Passing(chain(&error))),
+            },
+            // Without a connection even sending may wait, longer than anybody wants to.
+            _ = &mut answer => Err(Attempt::Passing("not sent in time".to_owned())),
+        };
+        Trying { started, answer }
+    }
+
+    /// Waits for the answer to what was sent.
+    pub(super) async fn answered(&self, subject: &str, trying: Trying) -> Attempt {
+        let Trying { started, answer } = trying;
+        let answer = match answer {
+            Ok(answer) => answer.await,
+            Err(attempt) => return attempt,
+        };
+        match answer {
+            Ok(Answer::Stored { sequence, duplicate }) => Attempt::Stored { sequence, duplicate },
+            Ok(Answer::Refused(error)) => judge(&error),
+            Ok(Answer::NoStream) => Attempt::Passing(format!(
                 "no stream takes {subject}: it is missing (run the set-up), or its servers are electing a leader"
             )),
-            PublishErrorKind::TimedOut => match self.health.refusal(subject, started) {
+            Ok(Answer::Other(why)) => Attempt::Passing(why),
+            Ok(Answer::Late) => match self.health.refusal(subject, started) {
                 Some(why) => Attempt::Never(why),
                 None => Attempt::Passing("not answered in time".to_owned()),
             },
-            PublishErrorKind::BrokenPipe | PublishErrorKind::MaxAckPending => Attempt::Passing(chain(error)),
-            PublishErrorKind::MaxPayloadExceeded => {
-                Attempt::Never(format!("{}; raise max_payload of the servers to 1 MB", chain(error)))
-            }
-            PublishErrorKind::WrongLastMessageId => Attempt::Never(chain(error)),
-            // The client has no kind for a full stream.
-            PublishErrorKind::Other => {
-                match std::error::Error::source(error).and_then(|e| e.downcast_ref::<ApiError>()) {
-                    Some(answer) => judge_answer(answer),
-                    None => Attempt::Passing(chain(error)),
-                }
-            }
+            Err(_) => Attempt::Passing("the connection was closed".to_owned()),
         }
     }
 }
 
-fn judge_answer(answer: &ApiError) -> Attempt {
+fn judge(answer: &ApiError) -> Attempt {
     let (code, text) = (answer.error_code().0, answer.to_string());
     if WRONG_SEQUENCE.contains(&code) {
         Attempt::NotAsExpected
@@ -234,22 +280,16 @@ pub(super) async fn store(
         let Some(permit) = flow.enter(deadline).await else {
             return Err(last.map_or_else(full, |why| unavailable(what, subject, why)));
         };
-        match link.attempt(subject, headers(), payload.clone()).await {
-            Attempt::Stored { duplicate, .. } => {
-                flow.succeeded();
-                return Ok(if duplicate { Published::Duplicate } else { Published::Stored });
-            }
-            Attempt::NotAsExpected => return Ok(Published::Outstanding),
+        let attempt = link.attempt(subject, headers(), payload.clone()).await;
+        if let Some(published) = flow.leave(permit, &attempt) {
+            return Ok(published);
+        }
+        match attempt {
             Attempt::Never(why) => {
                 return Err(BusError::Refused { what: format!("publish to {what} ({subject})"), why });
             }
-            Attempt::Full => {
-                drop(permit);
-                last = None;
-                flow.is_full();
-            }
+            Attempt::Stored { .. } | Attempt::NotAsExpected | Attempt::Full => last = None,
             Attempt::Passing(why) => {
-                drop(permit);
                 if Instant::now() >= deadline {
                     return Err(unavailable(what, subject, why));
                 }

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_nats::jetstream::{AckKind, Message};
-use async_nats::{StatusCode, Subscriber};
+use async_nats::jetstream::AckKind;
+use async_nats::{Client, Message, StatusCode, Subscriber};
 use futures::{FutureExt, StreamExt};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -41,9 +41,42 @@ fn ahead(role: Role) -> usize {
     }
 }
 
+/// A message from a consumer.
+pub(super) struct Taken {
+    pub(super) message: Message,
+    /// How often it was delivered, this time included.
+    pub(super) delivered: u64,
+    /// Where it is stored.
+    pub(super) sequence: u64,
+}
+
+impl Taken {
+    /// None when no consumer sent it. What is known of it is in the subject that settles it:
+    /// `$JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<delivered>.<sequence>.<its number>.<time>.<pending>`, see ADR-15.
+    fn new(message: Message) -> Option<Taken> {
+        let of_delivery = message.reply.as_deref()?.strip_prefix("$JS.ACK.")?;
+        let skip = if of_delivery.split('.').count() > 7 { 4 } else { 2 };
+        let mut numbers = of_delivery.split('.').skip(skip).map(|number| number.parse().ok());
+        let (delivered, sequence) = (numbers.next()??, numbers.next()??);
+        Some(Taken { message, delivered, sequence })
+    }
+}
+
+/// Tells the servers what became of a message; they do not confirm it.
+pub(super) async fn settle(
+    client: &Client,
+    message: &Message,
+    kind: AckKind,
+) -> std::result::Result<(), async_nats::PublishError> {
+    match &message.reply {
+        Some(to) => client.publish(to.clone(), kind.into()).await,
+        None => Ok(()),
+    }
+}
+
 /// A message that waits here.
 struct Waiting {
-    message: Message,
+    taken: Taken,
     arrived: Instant,
 }
 
@@ -56,6 +89,7 @@ struct State {
 }
 
 struct Shared {
+    client: Client,
     state: Mutex<State>,
     /// Takers: a message came.
     arrived: Notify,
@@ -85,14 +119,15 @@ impl Drop for Puller {
         if !buffer.is_empty()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            runtime.spawn(give_back(buffer.into_iter().map(|waiting| waiting.message).collect()));
+            runtime
+                .spawn(give_back(Arc::clone(&self.shared), buffer.into_iter().map(|waiting| waiting.taken).collect()));
         }
     }
 }
 
-async fn give_back(messages: Vec<Message>) {
-    for message in messages {
-        if let Err(error) = message.ack_with(AckKind::Nak(None)).await {
+async fn give_back(shared: Arc<Shared>, all: Vec<Taken>) {
+    for taken in all {
+        if let Err(error) = settle(&shared.client, &taken.message, AckKind::Nak(None)).await {
             tracing::debug!(%error, "could not give a message back; it comes back by itself");
         }
     }
@@ -123,7 +158,12 @@ impl Puller {
         options: &BusOptions,
         letters: &Arc<Letters>,
     ) -> Puller {
-        let shared = Arc::new(Shared { state: Mutex::default(), arrived: Notify::new(), wanted: Notify::new() });
+        let shared = Arc::new(Shared {
+            client: link.client.clone(),
+            state: Mutex::default(),
+            arrived: Notify::new(),
+            wanted: Notify::new(),
+        });
         let asker = Asker {
             link: link.clone(),
             role,
@@ -145,7 +185,7 @@ impl Puller {
     }
 
     /// The next message. Nothing is lost when the future is dropped: it takes the message in its last step.
-    pub(super) async fn next(&self) -> Result<Message> {
+    pub(super) async fn next(&self) -> Result<Taken> {
         let mut taker = None;
         loop {
             let mut arrived = std::pin::pin!(self.shared.arrived.notified());
@@ -167,10 +207,10 @@ impl Puller {
                 Some(waiting) => {
                     if waiting.arrived.elapsed() > self.ack_wait / 4 {
                         // Whoever takes it may rely on most of the time. If this is lost it comes twice, as it may.
-                        let message = waiting.message.clone();
-                        tokio::spawn(async move { message.ack_with(AckKind::Progress).await.is_ok() });
+                        let (shared, message) = (Arc::clone(&self.shared), waiting.taken.message.clone());
+                        tokio::spawn(async move { settle(&shared.client, &message, AckKind::Progress).await.is_ok() });
                     }
-                    return Ok(waiting.message);
+                    return Ok(waiting.taken);
                 }
                 None => {
                     taker.get_or_insert_with(|| Taker::new(&self.shared));
@@ -189,7 +229,10 @@ impl Puller {
         self.shared.arrived.notify_waiters();
         self.shared.wanted.notify_one();
         if !buffer.is_empty() {
-            tokio::spawn(give_back(buffer.into_iter().map(|waiting| waiting.message).collect()));
+            tokio::spawn(give_back(
+                Arc::clone(&self.shared),
+                buffer.into_iter().map(|waiting| waiting.taken).collect(),
+            ));
         }
     }
 }
@@ -329,19 +372,15 @@ impl Asker {
         }
         self.asked = self.asked.saturating_sub(1);
         self.refusals = 0;
-        let message = Message { message, context: self.link.context.clone() };
-        let delivered = match message.info() {
-            Ok(info) => u64::try_from(info.delivered).unwrap_or(0),
-            Err(error) => {
-                // Not from a consumer: somebody published to our inbox. There is nothing to settle.
-                tracing::error!(role = self.role.name(), %error, "a message came that no consumer sent; ignored");
-                return;
-            }
+        let Some(taken) = Taken::new(message) else {
+            // Somebody published to our inbox. There is nothing to settle.
+            tracing::error!(role = self.role.name(), "a message came that no consumer sent; ignored");
+            return;
         };
-        if delivered > self.max_deliver {
-            let (letters, role, tries) = (Arc::clone(&self.letters), self.role, delivered - 1);
+        if taken.delivered > self.max_deliver {
+            let (letters, role, tries) = (Arc::clone(&self.letters), self.role, taken.delivered - 1);
             tokio::spawn(async move {
-                if let Err(error) = give_up(&letters, role, &message, tries, worn_out(tries)).await {
+                if let Err(error) = give_up(&letters, role, &taken, tries, worn_out(tries)).await {
                     tracing::error!(role = role.name(), %error, "cannot give an event up; it comes back");
                 }
             });
@@ -350,9 +389,9 @@ impl Asker {
         let mut state = self.shared.state();
         if state.closed {
             drop(state);
-            tokio::spawn(give_back(vec![message]));
+            tokio::spawn(give_back(Arc::clone(&self.shared), vec![taken]));
         } else {
-            state.buffer.push_back(Waiting { message, arrived: Instant::now() });
+            state.buffer.push_back(Waiting { taken, arrived: Instant::now() });
             drop(state);
             self.shared.arrived.notify_one();
         }
@@ -404,7 +443,7 @@ impl Asker {
             }
         }
         if !aged.is_empty() {
-            give_back(aged.into_iter().map(|waiting| waiting.message).collect()).await;
+            give_back(Arc::clone(&self.shared), aged.into_iter().map(|waiting| waiting.taken).collect()).await;
         }
     }
 }
