@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use nkeys::KeyPair;
+use tokio::sync::oneshot;
 use trimtab_events::Event;
 
 /// Why a key cannot be used, or an event is not believed.
@@ -16,6 +17,9 @@ pub enum SignError {
     /// A seed or public key is not one.
     #[error("{0} is not a usable key: {1}; make one with `trimtab keys new`")]
     Key(String, String),
+    /// Whoever signed for several failed.
+    #[error("the task that was signing events together was stopped")]
+    Desk,
     /// The event has no signature, or a wrong one, or one of somebody unknown.
     #[error("event {id} is not believed: {why}")]
     Unbelieved {
@@ -104,6 +108,52 @@ impl Signer {
     }
 }
 
+/// Where events that are made at the same moment by several tasks are signed together: a signature costs more than everything else
+/// that is done about a decision. Nobody waits for others: what is there when it is one's turn is signed.
+#[derive(Default)]
+pub struct Desk {
+    waiting: Mutex<Vec<Ticket>>,
+}
+
+/// Events to be signed, and who wants them back.
+struct Ticket {
+    events: Vec<Event>,
+    to: oneshot::Sender<Result<Vec<Event>, SignError>>,
+}
+
+/// Signed together at most, in whole tickets: the more there are, the longer is the way to the root that each carries.
+const TOGETHER: usize = 256;
+
+impl Desk {
+    /// Signs these events, together with what others bring.
+    ///
+    /// # Errors
+    /// As [`Signer::sign_all`].
+    pub async fn sign(&self, signer: &Signer, events: Vec<Event>) -> Result<Vec<Event>, SignError> {
+        let (to, signed) = oneshot::channel();
+        // Nothing panics while it holds this.
+        let waiting = || self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting().push(Ticket { events, to });
+        // Who has events ready comes by first. Whoever comes back first signs for all; a task that is given up leaves its ticket
+        // to the others, or alone, where nobody misses it.
+        tokio::task::yield_now().await;
+        let mut tickets = std::mem::take(&mut *waiting());
+        while !tickets.is_empty() {
+            let mut count = 0;
+            let fits = tickets.iter().take_while(|ticket| {
+                count += ticket.events.len();
+                count <= TOGETHER
+            });
+            let mut group: Vec<Ticket> = tickets.drain(..fits.count().max(1)).collect();
+            let done = signer.sign_all(group.iter_mut().flat_map(|ticket| &mut ticket.events));
+            for Ticket { events, to } in group {
+                let _ = to.send(done.clone().map(|()| events));
+            }
+        }
+        signed.await.unwrap_or_else(|_| Err(SignError::Desk))
+    }
+}
+
 /// Whose signatures are believed.
 #[derive(Debug, Clone, Default)]
 pub struct Trusted {
@@ -159,10 +209,9 @@ impl Trusted {
         let proof = decode("proof", proof)?;
         let root = tree::climb(leaf(event), &proof)
             .ok_or_else(|| unbelieved("its proof is not a way through a tree".to_owned()))?;
-        let seen = SeenRoot { root, signature: signature.clone(), signer: signer.clone() };
         // Nothing panics while it holds this.
         let roots = || self.roots.lock().unwrap_or_else(PoisonError::into_inner);
-        if roots().contains(&seen) {
+        if roots().iter().any(|seen| seen.root == root && seen.signature == signature && seen.signer == *signer) {
             return Ok(());
         }
         fits(&tree::signed_root(&root))?;
@@ -170,7 +219,7 @@ impl Trusted {
         if roots.len() >= SEEN_ROOTS {
             roots.pop_front();
         }
-        roots.push_back(seen);
+        roots.push_back(SeenRoot { root, signature, signer: signer.clone() });
         Ok(())
     }
 }
@@ -213,7 +262,9 @@ mod tree {
         if leaves.is_empty() || leaves.len() > 1 << LEVELS {
             return None;
         }
-        let mut proofs = vec![Vec::new(); leaves.len()];
+        let levels = leaves.len().next_power_of_two().ilog2() as usize;
+        let mut proofs: Vec<Vec<u8>> =
+            leaves.iter().map(|_| Vec::with_capacity(levels * (1 + size_of::<Hash>()))).collect();
         let mut level = leaves;
         let mut width = 1;
         while level.len() > 1 {
@@ -251,6 +302,8 @@ mod tree {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use trimtab_events::{ScanRequest, Scope, Trace, Trigger};
 
@@ -304,6 +357,47 @@ mod tests {
                 assert_eq!(Trusted::new([signer.public_key()]).unwrap().check(&back), Ok(()), "without the others");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_ready_at_the_same_moment_has_one_signature_and_goes_back_to_its_own() {
+        let (signer, desk) = (Signer::ephemeral(), Desk::default());
+        let trusted = Trusted::new([signer.public_key()]).unwrap();
+        let (signer, desk) = (&signer, &desk);
+        let bring = |who: usize, count: usize| async move {
+            let events = (0..count).map(|n| Event { id: format!("{who}-{n}"), ..event() }).collect();
+            desk.sign(signer, events).await.unwrap()
+        };
+        let back = futures::future::join_all((0..10).map(|who| bring(who, who + 1))).await;
+        for (who, events) in back.iter().enumerate() {
+            let ids: Vec<String> = events.iter().map(|event| event.id.clone()).collect();
+            assert_eq!(ids, (0..=who).map(|n| format!("{who}-{n}")).collect::<Vec<_>>());
+            events.iter().for_each(|event| assert_eq!(trusted.check(event), Ok(())));
+        }
+        let signatures = |back: &[Vec<Event>]| {
+            back.iter().flatten().map(|event| event.signature.clone().unwrap()).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(signatures(&back).len(), 1);
+        // More than are signed together, and a ticket that is itself more.
+        let back = futures::future::join_all((0..20).map(|who| bring(who, if who == 3 { 600 } else { 100 }))).await;
+        assert!(back.iter().flatten().all(|event| trusted.check(event).is_ok()));
+        assert_eq!(signatures(&back).len(), 11);
+        assert_eq!(bring(0, 1).await[0].proof, None);
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_while_others_wait_takes_nothing_with_it() {
+        use futures::FutureExt;
+        let (signer, desk) = (Signer::ephemeral(), Desk::default());
+        let trusted = Trusted::new([signer.public_key()]).unwrap();
+        let mut gives_up = Box::pin(desk.sign(&signer, together(&signer, 2)));
+        assert!(gives_up.as_mut().now_or_never().is_none());
+        let mut waits = Box::pin(desk.sign(&signer, together(&signer, 3)));
+        assert!(waits.as_mut().now_or_never().is_none());
+        drop(gives_up);
+        let back = waits.await.unwrap();
+        assert!(back.len() == 3 && back.iter().all(|event| trusted.check(event).is_ok()));
+        assert!(desk.waiting.lock().unwrap().is_empty());
     }
 
     /// Every way to change one byte of a text that base64 or an attribute may be.

@@ -101,6 +101,14 @@ impl Out {
     pub async fn emit(&self, event: &Event) -> Result<Published, Failure> {
         Ok(self.bus.publish(event).await?)
     }
+
+    /// Publishes several events that do not depend on each other; all are stored when this returns.
+    ///
+    /// # Errors
+    /// When one could not be stored. Others may be.
+    pub async fn emit_all(&self, events: &[Event]) -> Result<Vec<Published>, Failure> {
+        Ok(self.bus.publish_all(events).await.into_iter().collect::<Result<_, _>>()?)
+    }
 }
 
 /// One role's work.

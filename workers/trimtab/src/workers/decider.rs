@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
 use opentelemetry::KeyValue;
-use tracing::{Instrument, Span, info_span};
+use tracing::{Span, info_span};
 use trimtab_bus::{Published, Role};
 use trimtab_events::{Body, Candidate, Event, Page, Trace, Verdict};
 use trimtab_policy::{Context, Policy, act_on_any};
@@ -14,7 +14,7 @@ use trimtab_targets::Class;
 use super::source;
 use crate::clock::{Clock, timestamp};
 use crate::metrics::Metrics;
-use crate::sign::Signer;
+use crate::sign::{Desk, SignError, Signer};
 use crate::telemetry;
 use crate::worker::{Failure, Out, Worker};
 
@@ -22,6 +22,7 @@ use crate::worker::{Failure, Out, Worker};
 pub struct Decider {
     policy: Policy,
     signer: Signer,
+    desk: Desk,
     clock: Clock,
     source: String,
     metrics: Arc<Metrics>,
@@ -30,7 +31,7 @@ pub struct Decider {
 impl Decider {
     /// A decider by this policy, signing with this key.
     pub fn new(policy: Policy, signer: Signer, clock: Clock, instance: &str, metrics: Arc<Metrics>) -> Decider {
-        Decider { policy, signer, clock, source: source("decider", instance), metrics }
+        Decider { policy, signer, desk: Desk::default(), clock, source: source("decider", instance), metrics }
     }
 
     /// What is to be carried out about one candidate.
@@ -65,7 +66,7 @@ impl Decider {
     ) -> Result<(), Failure> {
         let Page { scan, candidates, traces, .. } = page;
         let context = Context { scan, target, now_ms: self.clock.now_ms() };
-        let (mut acts, mut verdicts) = (Vec::new(), BTreeMap::new());
+        let (mut acts, mut spans, mut verdicts) = (Vec::new(), Vec::new(), BTreeMap::new());
         for (index, candidate) in candidates.into_iter().enumerate() {
             let candidate = kind(Box::new(candidate));
             let span = info_span!(
@@ -78,23 +79,28 @@ impl Decider {
             let parent = traces.get(index).filter(|text| !text.is_empty()).cloned();
             telemetry::follow(&span, &Trace { parent, state: None });
             let decided = span.in_scope(|| self.decide(&context, &candidate, &mut verdicts))?;
-            acts.extend(decided.into_iter().map(|event| (event, span.clone())));
+            if !decided.is_empty() {
+                acts.extend(decided);
+                // It ends when its decisions are stored.
+                spans.push(span);
+            }
         }
         for (verdict, count) in verdicts {
             self.metrics.decisions.add(count, &[KeyValue::new("verdict", verdict.name())]);
         }
-        // One signature for all of them: a signature costs more than everything else that is done about a decision.
-        self.signer.sign_all(acts.iter_mut().map(|(event, _)| event)).map_err(|e| Failure::new(Class::Bug, e))?;
-        let emitted = acts.iter().map(|(event, span)| {
-            let emitted = async {
-                if out.emit(event).await? == Published::Outstanding {
-                    tracing::debug!(subject = event.subject, "an act on it is outstanding already");
-                }
-                Ok(())
-            };
-            emitted.instrument(span.clone())
-        });
-        futures::future::try_join_all(emitted).await.map(|_| ())
+        if acts.is_empty() {
+            return Ok(());
+        }
+        let unsigned = |e: SignError| {
+            let class = if e == SignError::Desk { Class::Transient } else { Class::Bug };
+            Failure::new(class, e)
+        };
+        let acts = self.desk.sign(&self.signer, acts).await.map_err(unsigned)?;
+        let emitted = out.emit_all(&acts).await?;
+        for (event, _) in acts.iter().zip(emitted).filter(|(_, published)| *published == Published::Outstanding) {
+            tracing::debug!(subject = event.subject, "an act on it is outstanding already");
+        }
+        Ok(())
     }
 }
 
