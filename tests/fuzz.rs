@@ -23,6 +23,9 @@ mod hedwig_frames;
 #[path = "../fuzz/fuzz_targets/hedwig_znodes.rs"]
 #[expect(unused_attributes, reason = "`no_main` is for the linker of a fuzz target")]
 mod hedwig_znodes;
+#[path = "../fuzz/fuzz_targets/ledger_references.rs"]
+#[expect(unused_attributes, reason = "`no_main` is for the linker of a fuzz target")]
+mod ledger_references;
 #[path = "../fuzz/fuzz_targets/pulsar_metadata.rs"]
 #[expect(unused_attributes, reason = "`no_main` is for the linker of a fuzz target")]
 mod pulsar_metadata;
@@ -204,6 +207,34 @@ fn nodes_of_pulsar() {
     // The first byte says where the list ends and the cursor begins.
     let seeds = all.into_iter().map(|value| [&[u8::try_from(value.len()).unwrap_or(u8::MAX)], &value[..]].concat());
     run(&seeds.collect::<Vec<_>>(), 40_000, pulsar_metadata::target);
+}
+
+#[test]
+fn names_of_ledgers() {
+    let mut seeds = values("pulsar/metadata-small.jsonl.gz");
+    // What the captured cluster does not have: a segment of a DistributedLog, what its allocator set aside, ledgers of older formats.
+    seeds.extend([&b"4294967298;17;1;20;1;1;3;0"[..], b"17"].map(<[u8]>::to_vec));
+    let marks = "customMetadata {\n  key: \"application\"\n  value: \"pulsar\"\n}\n";
+    seeds.extend(
+        [
+            format!("2\nquorumSize: 1\nlength: 7\nlastEntryId: 0\nstate: CLOSED\nsegment {{\n  firstEntryId: 0\n}}\nctime: 7\n{marks}"),
+            "1\n1\n1\n7\n0\t127.0.0.1:3181\n9\tCLOSED".to_owned(),
+        ]
+        .map(|text| format!("BookieMetadataFormatVersion\t{text}").into_bytes()),
+    );
+    // Marks alone.
+    for more in [
+        "component=managed-ledger\npulsar/managed-ledger=t/n/persistent/x+y\npulsar/cursor=a b/c",
+        "component=managed-ledger\npulsar/managed-ledger=p/c/n/persistent/x",
+        "component=schema\npulsar/schemaId=t/n/x",
+        "component=compacted-ledger\npulsar/compactedTopic=persistent://t/n/x y\npulsar/compactedTo=1",
+        "component=delayed-index-bucket\npulsar/delayedIndexBucketKey=k\npulsar/delayedIndexTopic=persistent://t/n/x\n\
+         pulsar/delayedIndexCursor=s",
+    ] {
+        seeds.push(format!("application=pulsar\n{more}").into_bytes());
+    }
+    seeds.extend(kept("hedwig_znodes"));
+    run(&seeds, 40_000, ledger_references::target);
 }
 
 #[test]

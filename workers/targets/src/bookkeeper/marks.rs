@@ -24,18 +24,20 @@ const PLACEMENT: &str = "EnsemblePlacementPolicyConfig";
 
 /// The owner of a ledger, and the nodes that would name it, outermost first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Owned {
-    pub(crate) owner: LedgerOwner,
-    pub(crate) nodes: Vec<(GuardKind, String)>,
+pub struct Owned {
+    /// Who.
+    pub owner: LedgerOwner,
+    /// Full paths in the metadata store. Never empty.
+    pub nodes: Vec<(GuardKind, String)>,
     /// The topic's path below `/managed-ledgers/`.
-    pub(crate) managed_ledger: String,
+    pub managed_ledger: String,
 }
 
 /// What a ledger's metadata says of its owner.
 ///
 /// # Errors
 /// Why it does not say that it is Pulsar's.
-pub(crate) fn owned(ledger: &LedgerMetadata) -> Result<Owned, Marks> {
+pub fn owned(ledger: &LedgerMetadata) -> Result<Owned, Marks> {
     let unknown = |why: String| Err(Marks::Unknown { why });
     let mut keys: Vec<&str> =
         ledger.custom.iter().map(|(key, _)| key.as_str()).filter(|key| *key != PLACEMENT).collect();

@@ -36,7 +36,7 @@ struct RawSchemaLocator {
 ///
 /// # Errors
 /// When the value is damaged, or has something in it that is not known here.
-pub(crate) fn schema_locator(value: &[u8]) -> Result<Vec<i64>, Undecodable> {
+pub fn schema_locator(value: &[u8]) -> Result<Vec<i64>, Undecodable> {
     only_fields(value, 2)?;
     let raw = RawSchemaLocator::decode(value).map_err(bad)?;
     let info = raw.info.ok_or_else(|| bad("a schema without its newest version"))?;
@@ -55,7 +55,7 @@ pub(crate) fn schema_locator(value: &[u8]) -> Result<Vec<i64>, Undecodable> {
 ///
 /// # Errors
 /// When it is none.
-pub(crate) fn log_segment(value: &[u8]) -> Result<i64, Undecodable> {
+pub fn log_segment(value: &[u8]) -> Result<i64, Undecodable> {
     let text = std::str::from_utf8(value).map_err(bad)?;
     let mut parts = text.split(';').map(|part| part.trim().parse::<i64>());
     match (parts.next(), parts.next(), parts.next()) {
@@ -70,7 +70,7 @@ pub(crate) fn log_segment(value: &[u8]) -> Result<i64, Undecodable> {
 ///
 /// # Errors
 /// When it is none.
-pub(crate) fn log_allocation(value: &[u8]) -> Result<Option<i64>, Undecodable> {
+pub fn log_allocation(value: &[u8]) -> Result<Option<i64>, Undecodable> {
     let text = std::str::from_utf8(value).map_err(bad)?.trim();
     match text {
         "" => Ok(None),
@@ -94,7 +94,7 @@ struct RawRanges {
 ///
 /// # Errors
 /// When the value is damaged.
-pub(crate) fn hedwig_ranges(value: &[u8]) -> Result<Vec<i64>, Undecodable> {
+pub fn hedwig_ranges(value: &[u8]) -> Result<Vec<i64>, Undecodable> {
     only_fields(value, 1)?;
     let raw = RawRanges::decode(value).map_err(bad)?;
     let id = |range: RawRange| {
