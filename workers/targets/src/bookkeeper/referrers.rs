@@ -146,9 +146,9 @@ impl Reading<'_> {
     async fn all(&mut self, others: &Others) -> Result<()> {
         migration(self.tree, self.survey).await;
         self.clocks().await;
-        self.policies().await?;
-        self.tenants("/managed-ledgers", Trees::Managed).await?;
-        self.tenants("/schemas", Trees::Schemas).await?;
+        for of in [Namespaces::Policies, Namespaces::Topics, Namespaces::Schemas] {
+            self.namespaces(of).await?;
+        }
         for root in &others.distributed_logs {
             self.other(root, ReferenceKind::DistributedLog).await?;
         }
@@ -167,30 +167,20 @@ impl Reading<'_> {
         }
     }
 
-    /// Which namespaces there are, and which of them are being deleted.
-    async fn policies(&mut self) -> Result<()> {
-        let root = "/admin/policies";
-        let mut tenants = Policies { reading: self, tenant: None };
-        let read = all_children(tenants.reading.tree, root, &mut tenants).await?;
-        match read {
-            Ok(true) => {}
-            Ok(false) => {
+    /// One of the trees with a node for each namespace, all of it.
+    async fn namespaces(&mut self, of: Namespaces) -> Result<()> {
+        let (tree, root) = (self.tree, of.root());
+        let read = all_children(tree, root, &mut Tenants { reading: self, of, tenant: None }).await?;
+        match (of, read) {
+            (_, Ok(true)) | (Namespaces::Schemas, Ok(false)) => {}
+            (Namespaces::Policies, Ok(false)) => {
                 self.survey.policies_unknown(format!("{root} does not exist here: policies may live in another store"))
             }
-            Err(why) => self.survey.policies_unknown(why),
-        }
-        Ok(())
-    }
-
-    async fn tenants(&mut self, root: &str, which: Trees) -> Result<()> {
-        let mut tenants = Tenants { reading: self, root: root.to_owned(), which, tenant: None };
-        let read = all_children(tenants.reading.tree, root, &mut tenants).await?;
-        match (read, which) {
-            (Ok(true), _) | (Ok(false), Trees::Schemas) => {}
-            (Ok(false), Trees::Managed) => {
+            (Namespaces::Topics, Ok(false)) => {
                 self.survey.set_broken(format!("{root} does not exist: is this a Pulsar cluster?"))
             }
-            (Err(why), _) => self.survey.set_broken(why),
+            (Namespaces::Policies, Err(why)) => self.survey.policies_unknown(why),
+            (_, Err(why)) => self.survey.set_broken(why),
         }
         Ok(())
     }
@@ -237,48 +227,6 @@ pub(super) async fn migration(tree: &dyn Tree, survey: &mut Survey) {
 
 type ReadResult<'a> = BoxFuture<'a, Result<std::result::Result<Vec<String>, Incomplete>>>;
 
-/// The two levels below `/admin/policies`.
-struct Policies<'r, 'a> {
-    reading: &'r mut Reading<'a>,
-    tenant: Option<String>,
-}
-
-impl ReadChildren for Policies<'_, '_> {
-    fn read<'a>(&'a mut self, names: Vec<String>) -> ReadResult<'a> {
-        async move {
-            let (mut gone, mut failed) = (Vec::new(), None);
-            for name in names {
-                let Some(tenant) = &self.tenant else {
-                    let path = format!("/admin/policies/{name}");
-                    let mut below = Policies { reading: self.reading, tenant: Some(name.clone()) };
-                    match all_children(below.reading.tree, &path, &mut below).await? {
-                        Ok(true) => {}
-                        Ok(false) => gone.push(name),
-                        Err(why) => failed = Some(why),
-                    }
-                    continue;
-                };
-                let shard = format!("{tenant}/{name}");
-                let path = format!("/admin/policies/{shard}");
-                let state = match again(|| self.reading.tree.get(&path)).await {
-                    Ok(Some((value, stat))) => {
-                        self.reading.survey.note(&stat);
-                        namespace_state(&value)
-                    }
-                    Ok(None) => {
-                        gone.push(name);
-                        continue;
-                    }
-                    Err(e) => Evidence::Unknown(e.to_string()),
-                };
-                self.reading.survey.namespace(&shard, state);
-            }
-            Ok(failed.map_or(Ok(gone), Err))
-        }
-        .boxed()
-    }
-}
-
 /// What of a namespace's policies counts here.
 pub(crate) fn namespace_state(value: &[u8]) -> Evidence<NamespaceState> {
     #[derive(serde::Deserialize)]
@@ -291,18 +239,28 @@ pub(crate) fn namespace_state(value: &[u8]) -> Evidence<NamespaceState> {
     }
 }
 
-/// The trees whose first two levels are tenant and namespace.
+/// The trees whose first two levels are tenant and namespace, by what a namespace has there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trees {
-    Managed,
+enum Namespaces {
+    Policies,
+    Topics,
     Schemas,
 }
 
-/// The first two levels of such a tree.
+impl Namespaces {
+    fn root(self) -> &'static str {
+        match self {
+            Namespaces::Policies => "/admin/policies",
+            Namespaces::Topics => "/managed-ledgers",
+            Namespaces::Schemas => "/schemas",
+        }
+    }
+}
+
+/// The first two levels of such a tree: all tenants, or the namespaces of one.
 struct Tenants<'r, 'a> {
     reading: &'r mut Reading<'a>,
-    root: String,
-    which: Trees,
+    of: Namespaces,
     tenant: Option<String>,
 }
 
@@ -311,40 +269,58 @@ impl ReadChildren for Tenants<'_, '_> {
         async move {
             let (mut gone, mut failed) = (Vec::new(), None);
             for name in names {
-                let Some(tenant) = &self.tenant else {
-                    let path = format!("{}/{name}", self.root);
-                    let (root, which) = (self.root.clone(), self.which);
-                    let mut below = Tenants { reading: self.reading, root, which, tenant: Some(name.clone()) };
-                    match all_children(below.reading.tree, &path, &mut below).await? {
-                        Ok(true) => {}
-                        Ok(false) => gone.push(name),
-                        Err(why) => failed = Some(why),
+                let read = match &self.tenant {
+                    None => {
+                        let (tree, path) = (self.reading.tree, format!("{}/{name}", self.of.root()));
+                        let tenant = Some(name.clone());
+                        let mut below = Tenants { reading: self.reading, of: self.of, tenant };
+                        all_children(tree, &path, &mut below).await?
                     }
-                    continue;
-                };
-                let shard = format!("{tenant}/{name}");
-                let path = format!("{}/{shard}", self.root);
-                let read = match self.which {
-                    Trees::Managed => {
-                        let mut namespace = Namespace { reading: self.reading, shard: &shard, path: path.clone() };
-                        all_children(namespace.reading.tree, &path, &mut namespace).await?
-                    }
-                    Trees::Schemas => {
-                        let mut schemas =
-                            Schemas { reading: self.reading, shard: &shard, path: path.clone(), legacy: false };
-                        all_children(schemas.reading.tree, &path, &mut schemas).await?
-                    }
+                    Some(tenant) => Ok(self.namespace(&format!("{tenant}/{name}")).await?),
                 };
                 match read {
                     Ok(true) => {}
                     Ok(false) => gone.push(name),
-                    // The namespace yields nothing; its neighbours are not concerned.
-                    Err(why) => self.reading.survey.incomplete(&shard, why),
+                    Err(why) => failed = Some(why),
                 }
             }
             Ok(failed.map_or(Ok(gone), Err))
         }
         .boxed()
+    }
+}
+
+impl Tenants<'_, '_> {
+    /// What one namespace has. False when it is not there. What cannot be read is told to the survey and is no concern of its neighbours.
+    async fn namespace(&mut self, shard: &str) -> Result<bool> {
+        let Reading { tree, survey } = &mut *self.reading;
+        let (tree, path) = (*tree, format!("{}/{shard}", self.of.root()));
+        let read = match self.of {
+            Namespaces::Policies => {
+                let state = match again(|| tree.get(&path)).await {
+                    Ok(Some((value, stat))) => {
+                        survey.note(&stat);
+                        namespace_state(&value)
+                    }
+                    Ok(None) => return Ok(false),
+                    Err(e) => Evidence::Unknown(e.to_string()),
+                };
+                survey.namespace(shard, state);
+                return Ok(true);
+            }
+            Namespaces::Topics => {
+                let mut namespace = Namespace { reading: self.reading, shard, path: path.clone() };
+                all_children(tree, &path, &mut namespace).await?
+            }
+            Namespaces::Schemas => {
+                let mut schemas = Schemas { reading: self.reading, shard, path: path.clone(), legacy: false };
+                all_children(tree, &path, &mut schemas).await?
+            }
+        };
+        Ok(read.unwrap_or_else(|why| {
+            self.reading.survey.incomplete(shard, why);
+            true
+        }))
     }
 }
 
