@@ -29,7 +29,7 @@ fn a_ledger_that_its_topic_does_not_list_goes_after_two_sightings() {
     let judged = world.judged();
     assert_eq!(judged.orphans(), BTreeSet::from([1_110_144]));
     let mut first = judged.candidates[&1_110_144].clone();
-    let decide = |candidate: &_| decide_orphan(candidate, &policy(), &context());
+    let decide = |candidate: &_| decide_orphan(candidate, policy(), &context());
     let earlier = std::mem::take(&mut first.sightings);
     assert_eq!(decide(&first).verdict, Verdict::Keep);
     // The same scan again is no second sighting, nor is one of another version of the node, nor one a minute ago.
@@ -398,7 +398,7 @@ fn times_that_cannot_be_trusted_make_nothing_old() {
         [(candidate.created_ms + 60_000, "too-young"), (candidate.created_ms - 1, "unknown"), (0, "unknown")]
     {
         candidate.clock.newest_ms = newest_ms;
-        let decision = decide_orphan(&candidate, &policy(), &context());
+        let decision = decide_orphan(&candidate, policy(), &context());
         assert_eq!(decision.reasons[0].rule, rule);
     }
 }

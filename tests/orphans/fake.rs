@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use base64::Engine;
 use futures::future::{BoxFuture, FutureExt};
@@ -373,8 +373,10 @@ pub(crate) fn rules() -> OrphanRules {
     OrphanRules { absent_topics: true, ..OrphanRules::default() }
 }
 
-pub(crate) fn policy() -> Policy {
-    Policy::new(PolicyConfig { orphans: rules(), ..PolicyConfig::default() }, "test").unwrap()
+/// Made once: its patterns are compiled.
+pub(crate) fn policy() -> &'static Policy {
+    static POLICY: OnceLock<Policy> = OnceLock::new();
+    POLICY.get_or_init(|| Policy::new(PolicyConfig { orphans: rules(), ..PolicyConfig::default() }, "test").unwrap())
 }
 
 pub(crate) fn context() -> Context<'static> {
@@ -394,7 +396,7 @@ fn judge(surveyed: trimtab_targets::bookkeeper::Surveyed) -> Judged {
     judged.report = surveyed
         .candidates(&mut |mut candidate| {
             seen_before(&mut candidate);
-            let decision = decide_orphan(&candidate, &policy, &context);
+            let decision = decide_orphan(&candidate, policy, &context);
             if decision.verdict == Verdict::DeleteOrphan {
                 check_orphan(&decision, &candidate, &rules(), NOW_MS).unwrap();
             }

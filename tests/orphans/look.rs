@@ -20,9 +20,9 @@ fn looked(tree: &Fake, id: i64) -> Result<Option<OrphanCandidate>, TargetError> 
 
 /// What an executor makes of a look when two scans had found the ledger unnamed, as it is now.
 fn decided(mut ledger: OrphanCandidate) -> Decision {
-    let Some(owner) = ledger.owner().cloned() else { return decide_orphan(&ledger, &policy(), &context()) };
+    let Some(owner) = ledger.owner().cloned() else { return decide_orphan(&ledger, policy(), &context()) };
     let earlier = Sighting { scan: Uuid::from_u128(1), at_ms: NOW_MS - 2 * DAY_MS, seen: ledger.seen };
-    let mut decision = decide_orphan(&ledger, &policy(), &context());
+    let mut decision = decide_orphan(&ledger, policy(), &context());
     decision.orphan = Some(DeleteOrphan {
         path: ledger.path.clone(),
         owner,
@@ -32,7 +32,7 @@ fn decided(mut ledger: OrphanCandidate) -> Decision {
         collected_within_s: 900,
     });
     reinstate_orphan(&mut ledger, &decision);
-    let again = decide_orphan(&ledger, &policy(), &context());
+    let again = decide_orphan(&ledger, policy(), &context());
     assert_eq!(again.subject, ledger_subject(ledger.ledger));
     if again.verdict == Verdict::DeleteOrphan {
         check_orphan(&again, &ledger, &rules(), NOW_MS).unwrap();
@@ -81,7 +81,7 @@ fn a_look_alone_is_not_enough() {
         world.ledger(id, "t/n/persistent/x");
     }
     let ledger = looked(&world.tree(), 11).unwrap().unwrap();
-    assert_eq!(decide_orphan(&ledger, &policy(), &context()).verdict, Verdict::Skip);
+    assert_eq!(decide_orphan(&ledger, policy(), &context()).verdict, Verdict::Skip);
     assert_eq!(decided(ledger.clone()).verdict, Verdict::DeleteOrphan);
     // The topic was given to somebody else meanwhile, or the ledger was written.
     world.topic("t/n/persistent/x", &[11, 12, 13]);
