@@ -12,8 +12,6 @@ mod faults;
 mod look;
 #[path = "orphans/properties.rs"]
 mod properties;
-// Not part of CI yet: brokers that were killed take longer to come back than the test waits, on a busy machine.
-#[cfg(feature = "long")]
 #[path = "orphans/real.rs"]
 mod real;
 #[path = "orphans/world.rs"]

@@ -124,3 +124,9 @@ pub fn ledger_path(id: i64) -> String {
     let digits = format!("{id:010}");
     format!("/ledgers/{}/{}/L{}", &digits[..2], &digits[2..6], &digits[6..])
 }
+
+/// The ledger whose node this is, by a path of [`ledger_path`].
+pub fn ledger_of(path: &str) -> Option<i64> {
+    let (folders, last) = path.strip_prefix("/ledgers/")?.rsplit_once("/L")?;
+    format!("{}{last}", folders.replace('/', "")).parse().ok()
+}

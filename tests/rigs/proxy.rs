@@ -26,6 +26,11 @@ pub trait Tap: Send {
     fn passes(&self) -> bool {
         true
     }
+
+    /// What the target gets to hear in place of a client that is gone.
+    fn last_words(&mut self) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 impl<F: FnMut(&[u8]) + Send> Tap for F {
@@ -168,7 +173,7 @@ fn serve(
     client: TcpStream,
     server: TcpStream,
     shared: &Arc<Shared>,
-    mut tap: impl Tap + 'static,
+    tap: impl Tap + 'static,
 ) -> Result<()> {
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -186,16 +191,12 @@ fn serve(
     let (back_from, back_to) = (server.try_clone()?, client.try_clone()?);
     let there = Arc::clone(shared);
     let back = Arc::clone(shared);
-    let watched = move |bytes: &[u8]| {
-        tap.client_sent(bytes);
-        tap.passes()
-    };
-    std::thread::spawn(move || pump(number, client, server, &there, watched));
-    std::thread::spawn(move || pump(number, back_from, back_to, &back, |_| true));
+    std::thread::spawn(move || pump(number, client, server, &there, tap));
+    std::thread::spawn(move || pump(number, back_from, back_to, &back, |_: &[u8]| {}));
     Ok(())
 }
 
-fn pump(number: u64, mut from: TcpStream, mut to: TcpStream, shared: &Shared, mut seen: impl FnMut(&[u8]) -> bool) {
+fn pump(number: u64, mut from: TcpStream, mut to: TcpStream, shared: &Shared, mut tap: impl Tap) {
     let mut buffer = vec![0_u8; 64 * 1024];
     let mut passes = true;
     while let Ok(n @ 1..) = from.read(&mut buffer) {
@@ -204,10 +205,20 @@ fn pump(number: u64, mut from: TcpStream, mut to: TcpStream, shared: &Shared, mu
             break;
         }
         // Recorded before it is sent: whoever saw an answer finds the request on record.
-        passes = passes && seen(bytes);
+        if passes {
+            tap.client_sent(bytes);
+            passes = tap.passes();
+        }
         if passes && to.write_all(bytes).is_err() {
             break;
         }
+    }
+    if let Some(words) = tap.last_words()
+        && to.write_all(&words).is_ok()
+    {
+        // Until it was heard: the target hangs up then.
+        to.shutdown(Shutdown::Write).ok();
+        std::io::copy(&mut to, &mut std::io::sink()).ok();
     }
     from.shutdown(Shutdown::Both).ok();
     to.shutdown(Shutdown::Both).ok();

@@ -85,6 +85,7 @@ impl Part {
 pub struct Builder {
     parts: Vec<Part>,
     settings: BTreeMap<String, String>,
+    bookie_settings: BTreeMap<String, String>,
     clock: Shift,
     tokens: bool,
     tls: bool,
@@ -113,6 +114,12 @@ impl Builder {
     /// A broker setting, over the rig's own.
     pub fn setting(mut self, key: &str, value: &str) -> Self {
         self.settings.insert(key.into(), value.into());
+        self
+    }
+
+    /// A setting of the bookie, over the rig's own.
+    pub fn bookie_setting(mut self, key: &str, value: &str) -> Self {
+        self.bookie_settings.insert(key.into(), value.into());
         self
     }
 
@@ -168,6 +175,7 @@ pub struct PulsarRig {
     // the processes go before their folder and ports do
     processes: BTreeMap<Part, Process>,
     settings: BTreeMap<String, String>,
+    bookie_settings: BTreeMap<String, String>,
     clock: Shift,
     secret: Option<String>,
     tls: bool,
@@ -184,6 +192,7 @@ impl PulsarRig {
         Builder {
             parts: vec![Part::ZooKeeper, Part::Bookie, Part::Broker],
             settings: BTreeMap::new(),
+            bookie_settings: BTreeMap::new(),
             clock: Shift::NONE,
             tokens: false,
             tls: false,
@@ -213,6 +222,7 @@ impl PulsarRig {
         let mut rig = Self {
             processes: BTreeMap::new(),
             settings: builder.settings,
+            bookie_settings: builder.bookie_settings,
             clock: builder.clock,
             secret,
             tls: builder.tls,
@@ -303,7 +313,13 @@ impl PulsarRig {
             }
             Part::Bookie => {
                 self.set_up_cluster()?;
-                self.write("bookie.conf", &self.bookie_config())?;
+                let own = self.bookie_config();
+                let set =
+                    |line: &&str| line.split_once('=').is_some_and(|(key, _)| self.bookie_settings.contains_key(key));
+                let kept = own.lines().filter(|line| !set(line)).map(str::to_owned);
+                let lines: Vec<String> =
+                    kept.chain(self.bookie_settings.iter().map(|(key, value)| format!("{key}={value}"))).collect();
+                self.write("bookie.conf", &lines.join("\n"))?;
                 let main = "org.apache.bookkeeper.server.Main";
                 (256, main, vec!["--conf".into(), "bookie.conf".into()], 90)
             }

@@ -5,6 +5,7 @@
 //! went away or no longer answers.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -118,6 +119,7 @@ pub struct Record {
     start: Instant,
     requests: Arc<Mutex<Vec<Request>>>,
     held: Arc<Mutex<Held>>,
+    buries: Arc<AtomicBool>,
 }
 
 /// A request to be held back, and whether it came.
@@ -129,13 +131,13 @@ struct Held {
 
 impl Default for Record {
     fn default() -> Self {
-        Self { start: Instant::now(), requests: Arc::default(), held: Arc::default() }
+        Self { start: Instant::now(), requests: Arc::default(), held: Arc::default(), buries: Arc::default() }
     }
 }
 
 impl Record {
-    /// Holds back the next request of this kind about a path that begins so, alone or in a batch, and everything that its connection sends
-    /// after it: as if the client had died just before.
+    /// Holds back the next request of this kind about this path, alone or in a batch, and everything that its connection sends after it: as
+    /// if the client had died just before.
     pub fn hold(&self, op: Op, path: &str) {
         *self.held() = Held { wanted: Some((op, path.to_owned())), came: false };
     }
@@ -145,6 +147,11 @@ impl Record {
         self.held().came
     }
 
+    /// Whether the session of a client that goes ends at once, and not when its time is up.
+    pub fn bury(&self, yes: bool) {
+        self.buries.store(yes, Ordering::Relaxed);
+    }
+
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,9 +159,8 @@ impl Record {
     /// Whether this is the request to be held back; it is no longer wanted then.
     fn catches(&self, parts: &[(Op, String)]) -> bool {
         let mut held = self.held();
-        let caught = held.wanted.as_ref().is_some_and(|(wanted, begin)| {
-            parts.iter().any(|(op, path)| op == wanted && path.starts_with(begin.as_str()))
-        });
+        let caught =
+            held.wanted.as_ref().is_some_and(|(wanted, at)| parts.iter().any(|(op, path)| op == wanted && path == at));
         if caught {
             *held = Held { wanted: None, came: true };
         }
@@ -276,11 +282,13 @@ struct Frames {
     plain: bool,
     /// A request was held back.
     stuck: bool,
+    /// What was passed on ends with a whole request.
+    whole: bool,
 }
 
 impl Frames {
     fn new(record: Record) -> Self {
-        Self { record, buffer: Vec::new(), greeted: false, plain: false, stuck: false }
+        Self { record, buffer: Vec::new(), greeted: false, plain: false, stuck: false, whole: false }
     }
 
     fn note(&mut self, op: Op, body: &[u8]) {
@@ -305,6 +313,7 @@ impl Tap for Frames {
         if self.plain {
             return;
         }
+        let whole = self.buffer.is_empty();
         self.buffer.extend_from_slice(bytes);
         if !self.greeted && self.buffer.iter().take(4).all(u8::is_ascii_lowercase) {
             self.plain = true;
@@ -329,10 +338,17 @@ impl Tap for Frames {
             }
         }
         self.buffer = rest.to_vec();
+        self.whole = if self.stuck { whole } else { self.buffer.is_empty() };
     }
 
     fn passes(&self) -> bool {
         !self.stuck
+    }
+
+    /// The end of its session.
+    fn last_words(&mut self) -> Option<Vec<u8>> {
+        let buried = self.record.buries.load(Ordering::Relaxed) && self.greeted && self.whole;
+        buried.then(|| [8, i32::MAX, -11].map(i32::to_be_bytes).concat())
     }
 }
 
