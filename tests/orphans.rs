@@ -14,5 +14,7 @@ mod look;
 mod properties;
 #[path = "orphans/real.rs"]
 mod real;
+#[path = "orphans/roles.rs"]
+mod roles;
 #[path = "orphans/world.rs"]
 mod world;

@@ -153,7 +153,8 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
     let from = format!("zk://{}", mess.rig.zk());
     let url = nats.url();
     let _ = run(state, &["nats", "setup", "--nats", &url]).exits(0);
-    let settings = Settings { nats: url.clone(), from, policies: Some(policies), otlp: Some(spans.url()) };
+    let settings =
+        Settings { nats: url.clone(), from, policies: Some(policies), otlp: Some(spans.url()), config: None };
     let mut roles = Roles::start(state, settings).unwrap();
 
     let asked = run(state, &["scan", "--wait", "--nats", &url]).exits(0);

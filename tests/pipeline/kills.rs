@@ -89,8 +89,13 @@ fn killed_roles_neither_act_twice_nor_lose_anything() {
     .unwrap();
     let url = nats.url();
     let _ = run(state, &["nats", "--nats", &url, "setup"]).exits(0);
-    let settings =
-        Settings { nats: url.clone(), from: format!("zk://{}", mess.rig.zk()), policies: Some(policies), otlp: None };
+    let settings = Settings {
+        nats: url.clone(),
+        from: format!("zk://{}", mess.rig.zk()),
+        policies: Some(policies),
+        otlp: None,
+        config: None,
+    };
     let mut roles = Roles::start(state, settings).unwrap();
     let executor = roles.folder(Role::Executor).join("audit/executor-one.jsonl");
     let audit = roles.folder(Role::Audit).join("audit/audit-one.jsonl");

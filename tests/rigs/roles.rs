@@ -47,6 +47,8 @@ pub struct Settings {
     pub policies: Option<String>,
     /// Where traces go.
     pub otlp: Option<String>,
+    /// File with settings.
+    pub config: Option<String>,
 }
 
 /// The roles, running.
@@ -99,6 +101,7 @@ impl Roles {
             Role::Scanner => vec!["scanner", "--max-share", "1"],
         };
         args.extend(["--nats", &settings.nats, "--name", "one"]);
+        args.extend(settings.config.iter().flat_map(|file| ["--config", file.as_str()]));
         if matches!(role, Role::Executor | Role::Scanner) {
             args.extend(["--from", &settings.from]);
             args.extend(settings.policies.iter().flat_map(|file| ["--topic-policies", file.as_str()]));
