@@ -112,6 +112,9 @@ pub enum Command {
     Keys(KeysArgs),
     /// Set up or check the streams, and look at dead letters
     Nats(NatsArgs),
+    /// See it on a nats-server of its own: makes an abandoned consumer, plans, acts, and shows the record
+    #[cfg(feature = "nats")]
+    Demo,
     /// Write the schemas of all events
     Schemas(SchemasArgs),
     /// Print completions for a shell
@@ -148,7 +151,8 @@ pub enum Kind {
 /// Where a target is read from and how fast.
 #[derive(Debug, Default, ClapArgs)]
 pub struct SourceArgs {
-    /// Where the metadata is: zk://host:port,host:port/chroot for Pulsar, hedwig+zk://host:port for a region of Hedwig
+    /// Where the metadata is: zk://host:port,host:port/chroot for Pulsar, hedwig+zk://host:port for a region of Hedwig; or
+    /// nats://host:port for the streams of NATS servers
     #[arg(long, value_name = "ADDRESS")]
     pub from: Option<String>,
     /// What is looked for: `topic` (default), or `orphan` for ledgers of a Pulsar cluster that nothing names
@@ -188,6 +192,10 @@ impl SourceArgs {
             Some((_, Some(region))) => {
                 config.system = System::Hedwig;
                 config.hedwig.metadata = Some(region.to_owned());
+            }
+            Some((from, None)) if ["nats://", "tls://"].iter().any(|scheme| from.starts_with(scheme)) => {
+                config.system = System::JetStream;
+                config.jetstream.url = Some(from.to_owned());
             }
             Some((from, None)) => {
                 if config.system == System::Hedwig {
