@@ -143,7 +143,7 @@ pub(crate) async fn what_is_to_be_left_alone_is_seen_for_what_it_is() {
     let log = ground.idle("L", &[]).await;
     let said: Vec<(String, String)> = decide(&log, Action::Reclaim)
         .iter()
-        .map(|decision| (decision.verdict.name().to_owned(), decision.reasons[0].rule.clone()))
+        .map(|decision| (decision.verdict.name().to_owned(), decision.reasons[0].rule.to_string()))
         .collect();
     let said: Vec<(&str, &str, &str)> = log
         .subscribers

@@ -250,7 +250,7 @@ pub(crate) fn by(seen: &Candidate, rule: Rule) -> Vec<Decision> {
         Context { scan: ScanRef { id: uuid::Uuid::now_v7(), fence: 0 }, target: "jetstream", now_ms: now_ms() };
     let decisions = decide_any(seen, &policy, &context);
     for decision in &decisions {
-        check_any(decision, seen, context.now_ms).unwrap_or_else(|e| panic!("{e}: {decision:#?}"));
+        check_any(decision, seen, &policy, context.now_ms).unwrap_or_else(|e| panic!("{e}: {decision:#?}"));
     }
     decisions
 }

@@ -105,7 +105,7 @@ fn each_kind_of_consumer_that_is_left_alone_has_its_reason() {
         for action in [Action::Reclaim, Action::Delete] {
             let decision = decided(&log, vec![Rule { action, ..bold() }]).pop().unwrap();
             let reason = &decision.reasons[0];
-            assert_eq!((decision.verdict.name(), reason.rule.as_str()), (verdict, rule), "{reason:?}");
+            assert_eq!((decision.verdict.name(), reason.rule.as_ref()), (verdict, rule), "{reason:?}");
             assert!(reason.says.contains(text), "{}", reason.says);
         }
     }

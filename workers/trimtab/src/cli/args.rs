@@ -198,7 +198,7 @@ impl SourceArgs {
                 config.jetstream.url = Some(from.to_owned());
             }
             Some((from, None)) => {
-                if config.system == System::Hedwig {
+                if matches!(config.system, System::Hedwig | System::JetStream) {
                     config.system = System::Pulsar;
                 }
                 config.pulsar.metadata = Some(from.to_owned());
@@ -212,6 +212,9 @@ impl SourceArgs {
                 return Err(Usage(
                     "orphan ledgers of Hedwig are not looked for; --kind orphan is about a Pulsar cluster".to_owned(),
                 ));
+            }
+            (Some(Kind::Orphan), System::JetStream) => {
+                return Err(Usage("NATS has no ledgers; --kind orphan is about a Pulsar cluster".to_owned()));
             }
             _ => {}
         }
