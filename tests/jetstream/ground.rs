@@ -1,7 +1,7 @@
 //! Servers, streams and consumers, and somebody who acts on them.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::{Client, Subscriber};
 use futures::future::{BoxFuture, FutureExt};
@@ -390,7 +390,12 @@ pub(crate) fn at(
 
 /// Runs parts that share nothing at the same time, since most of what they do is wait, and says which of them failed.
 pub(crate) async fn together(parts: Vec<(&'static str, BoxFuture<'static, ()>)>) {
-    let running: Vec<_> = parts.into_iter().map(|(name, part)| (name, tokio::spawn(part))).collect();
+    let timed = |name: &'static str, part: BoxFuture<'static, ()>| async move {
+        let begun = Instant::now();
+        part.await;
+        println!("{name}: {:.1} s", begun.elapsed().as_secs_f64());
+    };
+    let running: Vec<_> = parts.into_iter().map(|(name, part)| (name, tokio::spawn(timed(name, part)))).collect();
     let mut failed = Vec::new();
     for (name, part) in running {
         if part.await.is_err() {
