@@ -38,7 +38,6 @@ together!(
     acts::consumers_of_mirrors_and_sources_and_streams_of_the_servers_are_never_taken_for_stale,
     acts::of_two_that_act_at_once_one_acts,
     acts::old_messages_go_below_whoever_has_not_taken_them,
-    acts::the_time_between_the_last_look_and_the_call,
     undo::a_consumer_gets_back_what_is_still_there,
     undo::one_that_began_at_what_was_new_begins_where_it_stood,
     undo::nothing_is_taken_back_from_who_went_on_or_is_there_again,
@@ -47,7 +46,7 @@ together!(
 together!(
     who_comes_back:
     back::whoever_pulls_again_is_seen_and_loses_nothing,
-    back::whoever_fetches_now_and_then_is_seen_within_the_probe,
+    back::whoever_fetches_for_an_instant_is_heard,
     back::whoever_acknowledges_is_seen_and_loses_nothing,
     back::whoever_subscribes_again_is_seen_and_loses_nothing,
     back::whoever_moved_went_or_was_made_anew_since_the_decision_is_left_alone,
@@ -66,5 +65,5 @@ together!(
     story::an_abandoned_consumer_is_found_announced_moved_and_put_back,
     story::a_plan_that_is_applied_skips_what_changed_since,
     story::our_own_streams_are_scanned_without_harm,
-    story::a_newcomer_sees_storage_come_back_within_a_minute,
+    story::a_newcomer_sees_storage_come_back,
 );

@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use serde_json::{Value, json};
-use trimtab_events::{StreamOwner, StreamRetention, SubscriberClass, Verdict};
-use trimtab_policy::Action;
-use trimtab_targets::Act;
-use trimtab_targets::jetstream::{Moment, Times};
+use trimtab_events::{Candidate, Decision, StreamOwner, StreamRetention, SubscriberClass, Verdict};
+use trimtab_policy::{Action, Rule};
+use trimtab_targets::jetstream::{JetStreamInventory, Moment};
+use trimtab_targets::{Act, Inventory, Pace};
 
-use crate::ground::{Ground, QUICK, Taken, decide, permit, seconds, state_of, stream_of};
+use crate::ground::{
+    Ground, PATIENCE, QUICK, Taken, account, at, by, decide, permit, seconds, state_of, stream_of, until,
+};
 
 /// Name, configuration, and how it is made to let go.
 fn kinds() -> Vec<(&'static str, Value, Verdict)> {
@@ -57,7 +59,7 @@ pub(crate) async fn whatever_holds_a_stream_lets_go_and_goes_on_behind() {
         let expected = if action == Action::Delete { Verdict::DeleteSubscription } else { verdict };
         assert_eq!(decision.verdict, expected, "{kind}: {:?}", decision.reasons);
         assert_eq!(decision.bytes.unsigned_abs(), bytes, "{kind}");
-        let seen = trimtab_events::Candidate::Subscriber(Box::new(seen));
+        let seen = Candidate::Subscriber(Box::new(seen));
         let effect = ground.acting(QUICK).act(&decision, &seen, &Taken::default(), &permit()).await.unwrap();
         assert_eq!(effect.skipped, None, "{kind}");
         assert_eq!(effect.freed_bytes.map(i64::unsigned_abs), Some(bytes), "{kind}: {effect:?}");
@@ -74,10 +76,11 @@ pub(crate) async fn whatever_holds_a_stream_lets_go_and_goes_on_behind() {
         // It is there, and goes on behind what was given up; the other one has lost nothing.
         ground.publish(&subject, 5).await;
         assert_eq!(ground.owed(&stream, "active").await, [101, 102, 103, 104, 105], "{kind}");
-        if !kind.starts_with("push") && !kind.starts_with("group") {
-            assert_eq!(ground.owed(&stream, "old").await, [101, 102, 103, 104, 105], "{kind}");
-        } else {
+        if ["push", "group", "acknone"].contains(&kind) {
+            // Nobody listens, or nothing would be confirmed.
             assert_eq!(state_of(&ground.observe(&stream).await, "old").pending, 5, "{kind}");
+        } else {
+            assert_eq!(ground.owed(&stream, "old").await, [101, 102, 103, 104, 105], "{kind}");
         }
     }))
     .await;
@@ -111,7 +114,7 @@ pub(crate) async fn an_end_beyond_the_streams_is_never_reset_to() {
     let (mut decision, seen) = ground.decided("E", "old", &[], Action::Reclaim).await;
     // What no rule says. The server would take it, and the consumer would miss the next 899 messages.
     decision.consume.as_mut().unwrap().to.entry = 1_000;
-    let seen = trimtab_events::Candidate::Subscriber(Box::new(seen));
+    let seen = Candidate::Subscriber(Box::new(seen));
     let effect = ground.acting(QUICK).act(&decision, &seen, &Taken::default(), &permit()).await.unwrap();
     assert_eq!(effect.aim.map(|at| at.entry), Some(100), "{effect:?}");
     ground.publish("e.a", 3).await;
@@ -139,7 +142,8 @@ pub(crate) async fn what_is_to_be_left_alone_is_seen_for_what_it_is() {
     assert_eq!(ground.drain("L", "waiting", 10).await.len(), 10);
     let waits = ground.reader("L", "waiting").await;
     waits.ask(1).await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    ground.says("L", "waiting", "num_waiting", 1).await;
+    ground.says("L", "bound", "push_bound", true).await;
     let log = ground.idle("L", &[]).await;
     let said: Vec<(String, String)> = decide(&log, Action::Reclaim)
         .iter()
@@ -186,7 +190,24 @@ pub(crate) async fn consumers_of_mirrors_and_sources_and_streams_of_the_servers_
         "idle_heartbeat": seconds(1), "ack_wait": 0,
     });
     ground.consumer("ORIGIN", "forElsewhere", durable).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Of an interest stream they read by consumers that are listed and hold it.
+    ground.stream("FEED", json!({})).await;
+    ground.stream("COPY", json!({ "subjects": [], "retention": "limits", "mirror": { "name": "FEED" } })).await;
+    ground.stream("PART", json!({ "subjects": [], "retention": "limits", "sources": [{ "name": "FEED" }] })).await;
+    ground.consumer("FEED", "old", json!({})).await;
+    until!("both read it", ground.observe("FEED").await.subscribers.len() == 3);
+    ground.publish("feed.a", 10).await;
+    for copy in ["LIMITED", "GATHERED", "COPY", "PART"] {
+        until!("it is copied", ground.held(copy).await.0 == 10);
+    }
+    let classes: Vec<SubscriberClass> = ground.observe("FEED").await.subscribers.iter().map(|s| s.class).collect();
+    assert_eq!(classes, [SubscriberClass::System, SubscriberClass::System, SubscriberClass::User]);
+    // Even where they were seen to do nothing for days.
+    for action in [Action::Reclaim, Action::Delete] {
+        for decision in decide(&ground.idle("FEED", &["old"]).await, action) {
+            assert!(!decision.verdict.acts(), "{decision:?}");
+        }
+    }
     let found = ground.scan().await;
     let of = |name: &str| found.iter().find(|log| log.subject.ends_with(&format!("/{name}"))).unwrap();
     assert!(stream_of(of("LIMITED")).mirror && stream_of(of("GATHERED")).sources == 1);
@@ -208,16 +229,20 @@ pub(crate) async fn of_two_that_act_at_once_one_acts() {
     ground.consumer("T", "old", json!({})).await;
     ground.publish("t.a", 100).await;
     let (decision, seen) = ground.decided("T", "old", &[], Action::Reclaim).await;
-    let seen = trimtab_events::Candidate::Subscriber(Box::new(seen));
-    let (one, other) = (ground.acting(QUICK), ground.acting(QUICK));
+    let seen = Candidate::Subscriber(Box::new(seen));
     let (record, permit) = (Taken::default(), permit());
-    let both = futures::join!(one.act(&decision, &seen, &record, &permit), async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        other.act(&decision, &seen, &record, &permit).await
+    let (other, same, second) = (ground.acting(QUICK), (decision.clone(), seen.clone()), Arc::new(Mutex::new(None)));
+    let told = second.clone();
+    let one = at(ground.acting(QUICK), Moment::Held, move || {
+        async move {
+            let effect = other.act(&same.0, &same.1, &Taken::default(), &crate::ground::permit()).await.unwrap();
+            *told.lock().unwrap() = effect.skipped;
+        }
+        .boxed()
     });
-    let (first, second) = (both.0.unwrap(), both.1.unwrap());
+    let first = one.act(&decision, &seen, &record, &permit).await.unwrap();
     assert_eq!(first.skipped, None);
-    let why = second.skipped.unwrap();
+    let why = second.lock().unwrap().take().unwrap();
     assert!(why.rule == "paused" && !why.alive, "{why:?}");
     assert_eq!(ground.held("T").await.0, 0);
     assert!(!ground.info("T", "old").await["paused"].as_bool().unwrap_or(false));
@@ -226,26 +251,40 @@ pub(crate) async fn of_two_that_act_at_once_one_acts() {
 /// Old messages of a limits stream and of an interest stream go, up to where the slowest one is.
 pub(crate) async fn old_messages_go_below_whoever_has_not_taken_them() {
     let ground = Ground::new().await;
-    for (stream, retention) in [("OLDL", "limits"), ("OLDI", "interest")] {
+    let streams = [("OLDL", "limits"), ("OLDI", "interest")];
+    futures::future::join_all(streams.map(async |(stream, retention)| {
         ground.stream(stream, json!({ "retention": retention })).await;
         for consumer in ["slow", "fast"] {
             ground.consumer(stream, consumer, json!({})).await;
         }
         let subject = format!("{}.a", stream.to_lowercase());
         ground.publish(&subject, 60).await;
-        tokio::time::sleep(Duration::from_millis(2_500)).await;
+        let old = grown_old().await;
+        tokio::time::sleep(LATE).await;
         ground.publish(&subject, 40).await;
-        assert_eq!(ground.drain(stream, "fast", 100).await.len(), 100);
-        assert_eq!(ground.drain(stream, "slow", 20).await.len(), 20);
+        ground.drain(stream, "fast", 100).await;
+        ground.drain(stream, "slow", 20).await;
         for (taken, first) in [(0, 21), (50, 61)] {
             if taken > 0 {
-                assert_eq!(ground.drain(stream, "slow", taken).await.len(), taken);
+                ground.drain(stream, "slow", taken).await;
             }
-            let (decision, seen) = aging(&ground, stream).await;
+            let (decision, seen) = aging(&ground, stream, old, &|rule| rule).await;
             if retention == "interest" {
                 // What everybody has taken is gone already.
                 assert!(!decision.verdict.acts(), "{:?}", decision.reasons);
                 continue;
+            }
+            // A size keeps so much, and so does a longer time.
+            let large = Rule { retention_bytes: Some(1 << 30), ..Rule::default() };
+            let long = Rule { retention_s: Some(3_600), ..Rule::default() };
+            for keeps in [large, long] {
+                let kept = &|rule: Rule| Rule {
+                    retention_bytes: keeps.retention_bytes,
+                    retention_s: keeps.retention_s,
+                    ..rule
+                };
+                let (decision, _) = aging(&ground, stream, old, kept).await;
+                assert!(!decision.verdict.acts(), "{:?}", decision.reasons);
             }
             assert_eq!(decision.verdict, Verdict::Purge, "{:?}", decision.reasons);
             let effect = ground.acting(QUICK).act(&decision, &seen, &Taken::default(), &permit()).await.unwrap();
@@ -255,59 +294,54 @@ pub(crate) async fn old_messages_go_below_whoever_has_not_taken_them() {
             assert_eq!(after.position(""), effect.aim, "it begins behind what was decided");
         }
         assert_eq!(ground.owed(stream, "slow").await, (71..=100).collect::<Vec<u64>>(), "{stream}");
-    }
+    }))
+    .await;
     // Nobody reads it at all: only its age counts.
     ground.stream("OLDN", json!({ "retention": "limits" })).await;
     ground.publish("oldn.a", 30).await;
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
-    let (decision, seen) = aging(&ground, "OLDN").await;
+    let (decision, seen) = aging(&ground, "OLDN", grown_old().await, &|rule| rule).await;
     let effect = ground.acting(QUICK).act(&decision, &seen, &Taken::default(), &permit()).await.unwrap();
     assert_eq!((effect.skipped, ground.held("OLDN").await.0), (None, 0));
     // Somebody who wants them all comes between the decision and the act.
     ground.publish("oldn.a", 30).await;
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
-    let (decision, seen) = aging(&ground, "OLDN").await;
+    let (decision, seen) = aging(&ground, "OLDN", grown_old().await, &|rule| rule).await;
     ground.consumer("OLDN", "late", json!({})).await;
     let effect = ground.acting(QUICK).act(&decision, &seen, &Taken::default(), &permit()).await.unwrap();
     assert_eq!(effect.skipped.map(|why| why.rule), Some("changed"));
     assert_eq!(ground.owed("OLDN", "late").await.len(), 30);
 }
 
-/// The decision about a stream whose messages may go after two seconds.
-async fn aging(ground: &Ground, stream: &str) -> (trimtab_events::Decision, trimtab_events::Candidate) {
-    let account = crate::ground::account(&ground.rig.url(), None, None).await.unwrap();
-    let pace = std::sync::Arc::new(trimtab_targets::Pace::new(0.0).unwrap());
-    let inventory = trimtab_targets::jetstream::JetStreamInventory::new(vec![account], pace).unwrap();
-    let inventory = inventory.with_ages(std::sync::Arc::new(|_| Some(2)));
-    let subject = format!("jetstream://$G/{stream}");
-    let seen = trimtab_targets::Inventory::observe(&inventory, &subject).await.unwrap().unwrap();
-    let rule = trimtab_policy::Rule { ttl_s: Some(2), overrides: true, allow_unguarded: true, ..Default::default() };
-    let decision = crate::ground::by(&seen, rule).into_iter().find(|decision| decision.subject == subject).unwrap();
-    (decision, seen)
+/// How much later than what was old at a moment something is that is young at that moment.
+const LATE: Duration = Duration::from_millis(1_500);
+
+/// The moment by which what was published before is old: rules say ages in whole seconds.
+async fn grown_old() -> Instant {
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    Instant::now()
 }
 
-/// How long nobody looks: from the last look to the answer of the call. Printed for the documentation; how fast a machine is, is no promise.
-pub(crate) async fn the_time_between_the_last_look_and_the_call() {
-    let ground = Ground::new().await;
-    let times: Arc<Mutex<Vec<(Moment, Instant)>>> = Arc::default();
-    for round in 0..5 {
-        let stream = format!("W{round}");
-        ground.stream(&stream, json!({})).await;
-        ground.consumer(&stream, "old", json!({})).await;
-        ground.publish(&format!("w{round}.a"), 100).await;
-        let noted = times.clone();
-        let act =
-            ground.acting(Times { probe: Duration::from_millis(200), ..QUICK }).watched(Arc::new(move |moment| {
-                noted.lock().unwrap().push((moment, Instant::now()));
-                futures::future::ready(()).boxed()
-            }));
-        let effect = ground.act(&act, &stream, "old", &[], Action::Reclaim).await.unwrap();
-        assert_eq!(effect.skipped, None);
+/// The decision about a stream whose messages may go that were old at a moment.
+async fn aging(
+    ground: &Ground,
+    stream: &str,
+    old: Instant,
+    more: &(dyn Fn(Rule) -> Rule + Sync),
+) -> (Decision, Candidate) {
+    let account = account(&ground.rig.url(), None, None).await.unwrap();
+    let pace = Arc::new(Pace::new(0.0).unwrap());
+    let subject = format!("jetstream://$G/{stream}");
+    let begun = Instant::now();
+    loop {
+        let age_s = i64::try_from(old.elapsed().as_secs()).unwrap() + 1;
+        let inventory = JetStreamInventory::new(vec![account.clone()], pace.clone()).unwrap();
+        let inventory = inventory.with_ages(Arc::new(move |_| Some(age_s)));
+        let seen = inventory.observe(&subject).await.unwrap().unwrap();
+        // Otherwise what is young was taken for old, since it took so long to ask.
+        if old.elapsed() < Duration::from_secs(age_s.unsigned_abs()) + LATE {
+            let rule = Rule { ttl_s: Some(age_s), overrides: true, allow_unguarded: true, ..Rule::default() };
+            let decision = by(&seen, more(rule)).into_iter().find(|decision| decision.subject == subject).unwrap();
+            return (decision, seen);
+        }
+        assert!(begun.elapsed() < PATIENCE);
     }
-    let times = times.lock().unwrap();
-    let of = |wanted: Moment| times.iter().filter(move |(moment, _)| *moment == wanted).map(|(_, at)| *at);
-    let windows: Vec<Duration> =
-        of(Moment::Looked).zip(of(Moment::Called)).map(|(looked, called)| called - looked).collect();
-    assert_eq!(windows.len(), 5);
-    println!("from the last look to the answer of RESET: {windows:?}");
 }

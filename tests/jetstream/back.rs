@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::FutureExt;
-use serde_json::json;
+use serde_json::{Value, json};
 use trimtab_events::Candidate;
 use trimtab_policy::Action;
 use trimtab_targets::Act;
 use trimtab_targets::jetstream::{Moment, Times};
 
-use crate::ground::{Ground, QUICK, Reader, Taken, at, permit, reader};
+use crate::ground::{Ground, PATIENCE, QUICK, Reader, Taken, acknowledged, api, at, permit, reader, until};
 
 const MOMENTS: [Moment; 5] = [Moment::Checked, Moment::Held, Moment::Looked, Moment::Called, Moment::LetGo];
 
@@ -50,42 +50,57 @@ pub(crate) async fn whoever_pulls_again_is_seen_and_loses_nothing() {
         assert_eq!(skipped, seen(moment).then_some(("online", true)), "{action:?} at {moment:?}: {effect:?}");
         ground.publish(&subject, 5).await;
         let mut reader = kept.lock().unwrap().take().unwrap();
-        // Its pull is still the same one: it waited.
-        let got = reader.take(1_000, Duration::from_secs(3)).await;
         if action == Action::Delete && !seen(moment) {
-            assert!(got.is_empty(), "at {moment:?} there is nothing any more to pull from");
+            assert!(reader.got_nothing(), "at {moment:?} there is nothing any more to pull from");
+            assert_eq!(ground.info(&stream, "old").await["error"]["code"], 404);
         } else {
-            assert_eq!(got, owed(moment), "{action:?} at {moment:?}");
+            // Its pull is still the same one: it waited.
+            assert_eq!(reader.take(owed(moment).len()).await, owed(moment), "{action:?} at {moment:?}");
+            assert!(ground.owed(&stream, "old").await.is_empty(), "{action:?} at {moment:?}");
         }
     }))
     .await;
 }
 
-/// A client that fetches for a short time only, again and again. The hold is longer than its rest, so it is seen.
-pub(crate) async fn whoever_fetches_now_and_then_is_seen_within_the_probe() {
+/// A client that fetches for an instant only, between two looks: no look shows it, and it is heard. Where one may not listen, it is not.
+pub(crate) async fn whoever_fetches_for_an_instant_is_heard() {
     let ground = Ground::new().await;
-    ground.stream("F", json!({})).await;
-    ground.consumer("F", "old", json!({})).await;
-    ground.publish("f.a", 100).await;
-    let client = ground.client.clone();
-    let act = at(ground.acting(QUICK), Moment::Checked, move || {
-        tokio::spawn(async move {
-            // Not at once: in the middle of the probe.
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            let reader = reader(&client, "F", "old").await;
-            reader.ask_for(10, Duration::from_millis(250)).await;
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            drop(reader);
+    let fetches = [
+        ("SHORT", json!({ "batch": 10, "expires": 1_000_000 })),
+        ("NOWAIT", json!({ "batch": 10, "no_wait": true })),
+        ("PLAIN", json!({ "batch": 1, "expires": 1_000_000, "max_bytes": 10 })),
+    ];
+    let cases =
+        fetches.into_iter().flat_map(|(how, pull)| [Moment::Checked, Moment::Held].map(|at| (how, pull.clone(), at)));
+    futures::future::join_all(cases.map(async |(how, pull, moment)| {
+        let stream = format!("F{how}{moment:?}");
+        ground.stream(&stream, json!({})).await;
+        // It has some in hand already, and so gets none.
+        ground.consumer(&stream, "old", json!({ "max_ack_pending": 5 })).await;
+        ground.publish(&format!("{}.a", stream.to_lowercase()), 100).await;
+        let mut holder = ground.reader(&stream, "old").await;
+        holder.ask(5).await;
+        ground.says(&stream, "old", "num_ack_pending", 5).await;
+        let (client, its) = (ground.client.clone(), stream.clone());
+        let act = at(ground.acting(QUICK), moment, move || {
+            async move {
+                let mut reader = reader(&client, &its, "old").await;
+                reader.ask_so(pull).await;
+                // Its servers have told it that there is nothing: it waits no more.
+                assert_eq!(reader.message().await, None);
+            }
+            .boxed()
         });
-        futures::future::ready(()).boxed()
-    });
-    let effect = ground.act(&act, "F", "old", &[], Action::Reclaim).await.unwrap();
-    assert_eq!(effect.skipped.map(|why| why.rule), Some("online"));
-    // Its pull may still have been waiting when it was let go on, and then it has those.
-    let info = ground.info("F", "old").await;
-    let number = |key: &str| info[key].as_u64().unwrap();
-    assert_eq!(info["ack_floor"]["stream_seq"], 0, "{info}");
-    assert_eq!(number("num_pending") + number("num_ack_pending"), 100, "{info}");
+        let effect = ground.act(&act, &stream, "old", &[], Action::Reclaim).await.unwrap();
+        let skipped = effect.skipped.map(|why| (why.rule, why.alive));
+        assert_eq!(skipped, Some(("online", true)), "{how} at {moment:?}");
+        let info = ground.info(&stream, "old").await;
+        let number = |key: &str| info[key].as_u64().unwrap();
+        assert_eq!(info["ack_floor"]["stream_seq"], 0, "{info}");
+        assert_eq!(number("num_pending") + number("num_ack_pending"), 100, "{info}");
+        assert_eq!(holder.take(5).await, [1, 2, 3, 4, 5]);
+    }))
+    .await;
 }
 
 /// One that had messages in hand acknowledges them.
@@ -102,19 +117,22 @@ pub(crate) async fn whoever_acknowledges_is_seen_and_loses_nothing() {
         let next = format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.old");
         ground.client.publish_with_reply(next, inbox, "1".into()).await.unwrap();
         let ack = messages.next().await.unwrap().reply.unwrap();
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        ground.says(&stream, "old", "num_ack_pending", 1).await;
         let client = ground.client.clone();
         let act = at(ground.acting(QUICK), moment, move || {
             async move {
-                client.publish(ack, "+ACK".into()).await.unwrap();
-                client.flush().await.unwrap();
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                if matches!(moment, Moment::Called | Moment::LetGo) {
+                    // Nobody confirms it: it is about what was given up.
+                    client.publish(ack, "+ACK".into()).await.unwrap();
+                    return client.flush().await.unwrap();
+                }
+                acknowledged(&client, ack).await;
             }
             .boxed()
         });
         let effect = ground.act(&act, &stream, "old", &[], Action::Reclaim).await.unwrap();
         let skipped = effect.skipped.as_ref().map(|why| (why.rule, why.alive));
-        assert_eq!(skipped, seen(moment).then_some(("changed", true)), "{moment:?}");
+        assert_eq!(skipped.map(|(_, alive)| alive), seen(moment).then_some(true), "{moment:?}");
         ground.publish(&subject, 5).await;
         let owed = if seen(moment) { (2..=105).collect() } else { owed(moment) };
         assert_eq!(ground.owed(&stream, "old").await, owed, "{moment:?}");
@@ -133,12 +151,13 @@ pub(crate) async fn whoever_subscribes_again_is_seen_and_loses_nothing() {
         let subject = format!("{}.a", stream.to_lowercase());
         ground.publish(&subject, 100).await;
         let kept: Arc<Mutex<Option<async_nats::Subscriber>>> = Arc::default();
-        let (client, keep) = (ground.client.clone(), kept.clone());
+        let (client, keep, its) = (ground.client.clone(), kept.clone(), stream.clone());
         let act = at(ground.acting(QUICK), moment, move || {
             async move {
                 let subscriber = client.subscribe(deliver).await.unwrap();
-                client.flush().await.unwrap();
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                until!("its servers know of it", {
+                    api(&client, &format!("CONSUMER.INFO.{its}.old"), Value::Null).await["push_bound"] == true
+                });
                 *keep.lock().unwrap() = Some(subscriber);
             }
             .boxed()
@@ -150,10 +169,12 @@ pub(crate) async fn whoever_subscribes_again_is_seen_and_loses_nothing() {
         ground.publish(&subject, 5).await;
         let mut subscriber = kept.lock().unwrap().take().unwrap();
         let mut got = 0;
-        while let Ok(Some(message)) = tokio::time::timeout(Duration::from_secs(1), subscriber.next()).await {
-            got += usize::from(message.reply.is_some());
+        while got < owed(moment).len() {
+            let message = tokio::time::timeout(PATIENCE, subscriber.next()).await.expect("it gets what it is owed");
+            got += usize::from(message.unwrap().reply.is_some());
         }
-        assert_eq!(got, owed(moment).len(), "{moment:?}");
+        ground.says(&stream, "old", "num_pending", 0).await;
+        assert!(subscriber.next().now_or_never().is_none(), "{moment:?}: and no more");
     }))
     .await;
 }
@@ -172,18 +193,18 @@ pub(crate) async fn whoever_moved_went_or_was_made_anew_since_the_decision_is_le
         ground.drain(stream, "other", 100).await;
         let (decision, seen) = ground.decided(stream, "old", &["other"], Action::Reclaim).await;
         match stream {
-            "MOVED" => assert_eq!(ground.drain(stream, "old", 1).await, [1]),
+            "MOVED" => drop(ground.drain(stream, "old", 1).await),
             "PAUSED" => {
                 let until = json!({ "pause_until": "2100-01-01T00:00:00Z" });
                 ground.api("CONSUMER.PAUSE.PAUSED.old", until).await;
             }
             "FRESH" => {
-                ground.api("STREAM.DELETE.FRESH", serde_json::Value::Null).await;
+                ground.api("STREAM.DELETE.FRESH", Value::Null).await;
                 ground.stream(stream, json!({})).await;
                 ground.consumer(stream, "old", json!({})).await;
                 ground.publish(&subject, 100).await;
             }
-            _ => drop(ground.api(&format!("CONSUMER.DELETE.{stream}.old"), serde_json::Value::Null).await),
+            _ => drop(ground.api(&format!("CONSUMER.DELETE.{stream}.old"), Value::Null).await),
         }
         if stream == "ANEW" {
             ground.consumer(stream, "old", json!({})).await;
@@ -208,7 +229,7 @@ pub(crate) async fn a_pause_that_is_not_ours_stays() {
     let act = at(ground.acting(QUICK), Moment::Held, move || {
         async move {
             let until = json!({ "pause_until": "2100-01-01T00:00:00Z" });
-            crate::ground::api(&client, "CONSUMER.PAUSE.W.old", until).await;
+            api(&client, "CONSUMER.PAUSE.W.old", until).await;
         }
         .boxed()
     });
@@ -225,7 +246,7 @@ pub(crate) async fn a_pause_that_is_not_ours_stays() {
 /// A crash between any two steps leaves a pause that ends by itself, and a consumer that stands at one end of the act or the other.
 pub(crate) async fn an_act_that_is_cut_off_leaves_a_pause_that_ends_by_itself() {
     let ground = Ground::new().await;
-    let short = Times { hold: Duration::from_secs(6), within: Duration::from_secs(5), ..QUICK };
+    let short = Times { hold: Duration::from_secs(10), within: Duration::from_secs(9), ..QUICK };
     futures::future::join_all(MOMENTS.map(async |moment| {
         let stream = format!("C{moment:?}");
         ground.stream(&stream, json!({})).await;

@@ -18,12 +18,27 @@ use trimtab_tests::now_ms;
 
 /// Times that make tests short. The hold is long enough for what they do meanwhile.
 pub(crate) const QUICK: Times = Times {
-    hold: Duration::from_secs(40),
+    hold: Duration::from_secs(90),
     probe: Duration::from_millis(700),
     look_every: Duration::from_millis(100),
-    within: Duration::from_secs(20),
-    settle: Duration::from_secs(2),
+    within: Duration::from_secs(60),
+    settle: Duration::from_secs(10),
 };
+
+/// How long anything is waited for. Only a test that fails waits for it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until something is so.
+macro_rules! until {
+    ($what:expr, $so:expr) => {{
+        let begun = std::time::Instant::now();
+        while !$so {
+            assert!(begun.elapsed() < $crate::ground::PATIENCE, "{}: not within a minute", $what);
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }};
+}
+pub(crate) use until;
 
 pub(crate) struct Ground {
     pub(crate) rig: NatsRig,
@@ -147,12 +162,31 @@ impl Ground {
     pub(crate) async fn drain(&self, stream: &str, consumer: &str, count: usize) -> Vec<u64> {
         let mut reader = self.reader(stream, consumer).await;
         reader.ask(count).await;
-        reader.take(count, Duration::from_secs(5)).await
+        let got = reader.take(count).await;
+        assert_eq!(got.len(), count, "{stream} {consumer}");
+        got
     }
 
-    /// Everything that a consumer is still owed, to somebody who comes now.
+    /// Everything that a consumer is still owed, to somebody who comes now: until its servers say that there is nothing more.
     pub(crate) async fn owed(&self, stream: &str, consumer: &str) -> Vec<u64> {
-        self.drain(stream, consumer, 100_000).await
+        let mut got = Vec::new();
+        until!("everything is taken", {
+            let info = self.info(stream, consumer).await;
+            let open = info["num_pending"].as_u64().unwrap() + info["num_ack_pending"].as_u64().unwrap();
+            if open > 0 {
+                let mut reader = self.reader(stream, consumer).await;
+                reader.ask(usize::try_from(open).unwrap()).await;
+                got.extend(reader.take(usize::try_from(open).unwrap()).await);
+            }
+            open == 0
+        });
+        got
+    }
+
+    /// Waits until a consumer says this of itself.
+    pub(crate) async fn says(&self, stream: &str, consumer: &str, key: &str, value: impl Into<Value>) {
+        let value = value.into();
+        until!(format!("{key} of {consumer}"), self.info(stream, consumer).await[key] == value);
     }
 
     /// Messages, bytes and first sequence of a stream.
@@ -334,35 +368,60 @@ pub(crate) async fn reader(client: &Client, stream: &str, consumer: &str) -> Rea
 }
 
 impl Reader {
-    /// Asks for so many messages; the pull waits for a minute.
+    /// Asks for so many messages; the pull waits for two minutes.
     pub(crate) async fn ask(&self, count: usize) {
-        self.ask_for(count, Duration::from_secs(60)).await;
+        self.ask_so(json!({ "batch": count, "expires": 120_000_000_000_u64 })).await;
     }
 
-    /// The same, with a pull that waits for so long.
-    pub(crate) async fn ask_for(&self, count: usize, expires: Duration) {
-        let body = json!({ "batch": count, "expires": u64::try_from(expires.as_nanos()).unwrap() });
+    /// Asks in these words.
+    pub(crate) async fn ask_so(&self, body: Value) {
         let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", self.stream, self.consumer);
         self.client.publish_with_reply(subject, self.reply.clone(), body.to_string().into()).await.unwrap();
         self.client.flush().await.unwrap();
     }
 
-    /// What comes, acknowledged, until so many have or nothing more does for a while.
-    pub(crate) async fn take(&mut self, count: usize, patience: Duration) -> Vec<u64> {
-        let mut got = Vec::new();
-        let mut wait = patience;
-        while got.len() < count {
-            let Ok(Some(message)) = tokio::time::timeout(wait, self.inbox.next()).await else { break };
-            let Some(reply) = message.reply.filter(|reply| reply.starts_with("$JS.ACK")) else { continue };
+    /// So many messages, each acknowledged, and the last of them confirmed, so that what follows sees it. Fewer if no more come.
+    pub(crate) async fn take(&mut self, count: usize) -> Vec<u64> {
+        let begun = Instant::now();
+        let (mut got, mut last) = (Vec::new(), None);
+        while got.len() < count && begun.elapsed() < PATIENCE {
+            let Ok(message) = tokio::time::timeout(PATIENCE, self.inbox.next()).await else { break };
+            let Some(reply) = message.unwrap().reply.filter(|reply| reply.starts_with("$JS.ACK")) else { continue };
             got.push(sequence(&reply));
-            self.client.publish(reply, "+ACK".into()).await.unwrap();
-            wait = Duration::from_millis(700);
+            if let Some(before) = last.replace(reply) {
+                self.client.publish(before, "+ACK".into()).await.unwrap();
+            }
         }
-        self.client.flush().await.unwrap();
-        // An acknowledgement is not confirmed; what follows must see it.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        if let Some(reply) = last {
+            acknowledged(&self.client, reply).await;
+        }
         got
     }
+
+    /// What comes next: a message, by the subject to acknowledge it on, or none where the servers say that there is none.
+    pub(crate) async fn message(&mut self) -> Option<async_nats::Subject> {
+        let message = tokio::time::timeout(PATIENCE, self.inbox.next()).await.unwrap().unwrap();
+        message.reply.filter(|reply| reply.starts_with("$JS.ACK"))
+    }
+
+    /// Whether no message has come.
+    pub(crate) fn got_nothing(&mut self) -> bool {
+        let mut came = std::iter::from_fn(|| self.inbox.next().now_or_never().flatten());
+        came.all(|message| message.reply.is_none_or(|reply| !reply.starts_with("$JS.ACK")))
+    }
+}
+
+/// Acknowledges a message, again and again until that is confirmed: nobody may lead at this moment.
+pub(crate) async fn acknowledged(client: &Client, reply: async_nats::Subject) {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let request = async_nats::Request::new().payload("+ACK".into()).timeout(Some(Duration::from_secs(5)));
+        if client.send_request(reply.clone(), request).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{reply} is not confirmed");
 }
 
 /// The sequence in the stream that an acknowledgement's subject has.

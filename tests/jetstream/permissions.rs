@@ -52,7 +52,7 @@ pub(crate) async fn a_permission_that_is_missing_is_named_and_nothing_is_half_do
     let begun = Instant::now();
     let refused = blind.shards(&trimtab_events::Scope::default()).await.unwrap_err();
     assert!(refused.class() == Class::Refused && refused.to_string().contains("$js.api.stream.names"), "{refused}");
-    assert!(begun.elapsed() < Duration::from_secs(2), "a refusal is told at once: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(6), "a refusal is not waited for: {:?}", begun.elapsed());
 
     for (who, lacks, action) in [
         ("scans", "consumer.pause.p.old", Action::Reclaim),
@@ -107,7 +107,7 @@ pub(crate) async fn a_call_on_a_lost_connection_is_not_made_later() {
     let url = format!("nats://{}", proxy.lock().unwrap().address());
     let through = inventory(vec![account(&url, Some("$G"), None).await.unwrap()]);
     let cuts = proxy.clone();
-    let short = Times { hold: Duration::from_secs(5), within: Duration::from_secs(4), ..QUICK };
+    let short = Times { hold: Duration::from_secs(10), within: Duration::from_secs(9), ..QUICK };
     let act = at(JetStreamAct::new(through, short), Moment::Looked, move || {
         async move {
             cuts.lock().unwrap().cut();

@@ -10,7 +10,7 @@ use trimtab_tests::cache;
 use trimtab_tests::nats::NatsRig;
 use trimtab_tests::trimtab::{Ended, begin, run};
 
-use crate::ground::Ground;
+use crate::ground::{Ground, PATIENCE};
 
 const RULES: &str = r#"
 [caps]
@@ -149,6 +149,22 @@ pub(crate) async fn an_abandoned_consumer_is_found_announced_moved_and_put_back(
     assert_eq!(ground.owed("ORDERS", "billing").await, (64..=100).collect::<Vec<u64>>());
     assert_eq!(ground.owed("LATE", "s").await, (2..=100).collect::<Vec<u64>>());
     assert_eq!(ground.owed("WISH", "s").await, (1..=100).collect::<Vec<u64>>());
+
+    // N-03: the servers lose everything that they stored. What was done is in a record of our own.
+    ground = tokio::task::spawn_blocking(move || {
+        ground.rig.kill9(0).unwrap();
+        ground.rig.clean_store(0).unwrap();
+        ground.rig.start(0).unwrap();
+        ground
+    })
+    .await
+    .unwrap();
+    assert_eq!(ground.api("STREAM.INFO.ORDERS", Value::Null).await["error"]["code"], 404);
+    assert_eq!(run(folder.path(), &["audit", "show", gone]).exits(0).out, shown);
+    let _ = run(folder.path(), &["audit", "verify"]).exits(0);
+    // N-02: a list that shrinks like this stops the run, whatever there is to do.
+    let stopped = run(folder.path(), &operator.place(&["run", "--apply"]));
+    assert!(format!("{stopped:?}").contains("max_shrink") && stopped.code != 0, "{stopped:?}");
 }
 
 /// The reviewed plan is what runs: of two items one is not true any more.
@@ -169,7 +185,7 @@ pub(crate) async fn a_plan_that_is_applied_skips_what_changed_since() {
         if planned.out.contains("2 acts would free") {
             break;
         }
-        assert!(planned.out.contains("0 acts would free") && begun.elapsed() < Duration::from_secs(60), "{planned:?}");
+        assert!(planned.out.contains("0 acts would free") && begun.elapsed() < PATIENCE, "{planned:?}");
         tokio::time::sleep(Duration::from_millis(700)).await;
     }
     // Without leave in so many words the same plan only reports.
@@ -238,7 +254,7 @@ async fn states(ground: &Ground, names: &[String]) -> Vec<(String, Value, Value)
 }
 
 /// README's second example.
-pub(crate) async fn a_newcomer_sees_storage_come_back_within_a_minute() {
+pub(crate) async fn a_newcomer_sees_storage_come_back() {
     let server = cache::nats_server().unwrap();
     let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
     assert!(readme.contains("-p trimtab -- demo"), "README shows it");
@@ -252,8 +268,7 @@ pub(crate) async fn a_newcomer_sees_storage_come_back_within_a_minute() {
     let _ = run(folder.path(), &["completions", "bash"]).exits(0);
     let begun = Instant::now();
     let ended = begin(folder.path(), &["demo"], &[("PATH", path.to_str().unwrap())]).wait().exits(0);
-    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
-    println!("{}", ended.out);
+    println!("{}\nin {:.1} s", ended.out, begun.elapsed().as_secs_f64());
     for text in [
         "1980 messages",
         "1 acts would free",

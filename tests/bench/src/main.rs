@@ -28,6 +28,7 @@ const USAGE: &str = "usage: bench COMMAND [NAME=VALUE...]
                                     a plan of ledgers that nothing names, from a generated file, against gzip -dc of it
   consumers rounds=5 each=1000 small=5000 large=50000
                                     JetStream's consumers against the servers' own lists, and one by one
+  window    acts=20                 how long an act on a consumer of JetStream does not look
   pipeline  rounds=5 candidates=320000 keyed=30000 pages=64 deciders=16 acts=256
                                     connections=3
                                     candidates over JetStream against nats bench
@@ -67,6 +68,7 @@ fn main() -> Result<()> {
         "history" => history::run(&options),
         "orphans" => orphans::run(&options),
         "consumers" => consumers::run(&options),
+        "window" => consumers::window(&options),
         "pipeline" => pipeline::run(&options),
         "generate" => snapshot::generate(&options),
         "reader" => limiter::reader(&options),

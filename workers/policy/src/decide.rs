@@ -57,7 +57,8 @@ impl Policy {
 
     /// The age, in seconds, beyond which a rule lets messages of a log go that its owner would keep, and removes only when it is told to.
     pub fn ages_out(&self, target: &str, log: &str) -> Option<i64> {
-        self.rule_for(target, log, false).filter(|rule| rule.overrides && rule.allow_unguarded)?.ttl_s
+        let rule = self.rule_for(target, log, false).filter(|rule| rule.overrides && rule.allow_unguarded)?;
+        Some(rule.ttl_s?.max(rule.retention_s.unwrap_or(0)))
     }
 
     /// Whether any rule says when a subscriber of a topic is stale.

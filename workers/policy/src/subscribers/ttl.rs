@@ -67,8 +67,7 @@ fn purge(
         return Err((Verdict::Nothing, reason("ttl", "it is empty")));
     }
     let Some(aged) = stream.aged else { return skip(UNKNOWN, "where its old messages end was not read") };
-    let least_s = ttl_s.max(rule.retention_s.unwrap_or(0));
-    if aged.age_s < least_s {
+    if aged.age_s < ttl_s {
         return skip(UNKNOWN, "where its old messages end was read for a shorter time");
     }
     let begin = stream.first.saturating_sub(1);

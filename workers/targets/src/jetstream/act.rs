@@ -7,8 +7,12 @@
 //! 4. act, in the same breath as the last look;
 //! 5. let go, and see what is free now.
 //!
-//! What remains is the time between the last look and the call, about a millisecond (`docs/jetstream.md` has it measured): who comes back
-//! within it waits for the end of the hold and goes on behind. A crash between any two steps leaves a pause, which ends by itself.
+//! From before the check to behind the call we also listen to what clients say to the consumer, where we may: who asks for an instant only
+//! is heard, and not seen.
+//!
+//! What remains is the time between the last look and the call (`docs/jetstream.md` has it measured): who comes back within it waits for
+//! the end of the hold and goes on behind. It is told afterwards where it was heard. A crash between any two steps leaves a pause, which
+//! ends by itself.
 //!
 //! A call that is not answered may still be carried out. It is not repeated, the hold is not ended, and the connection that it was made on
 //! is given up: whatever still comes of it comes while the hold lasts.
@@ -21,7 +25,7 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use trimtab_events::{Candidate, Consume, Decision, JetStreamStream, Log, Position, SubscriberCandidate, Verdict};
 
-use super::hands::Hands;
+use super::hands::{Hands, Signs};
 use super::inventory::JetStreamInventory;
 use super::names::StreamName;
 use super::wire::ConsumerInfo;
@@ -90,6 +94,7 @@ struct Party {
     /// What it was decided on.
     progress: String,
     info: ConsumerInfo,
+    signs: Signs,
     /// When the pause ends, by its servers' clock.
     until_ns: i64,
 }
@@ -152,9 +157,11 @@ impl JetStreamAct {
         let mut parties = Vec::new();
         for (name, progress) in to_hold(decision.verdict, consume, seen, to) {
             hands.pace.one().await;
+            let signs = hands.listen(name).await?;
             match checked(hands.info(name).await?, name, progress) {
                 Ok(info) => {
-                    parties.push(Party { name: name.to_owned(), progress: progress.to_owned(), info, until_ns: 0 })
+                    let (name, progress) = (name.to_owned(), progress.to_owned());
+                    parties.push(Party { name, progress, info, signs, until_ns: 0 });
                 }
                 Err(why) => return Ok(Effect { skipped: Some(why), ..Effect::default() }),
             }
@@ -165,7 +172,7 @@ impl JetStreamAct {
         let case = Case { decision, log: &consume.log, to, created_ns: seen.1.created_ns, since: Instant::now() };
         let (mut effect, mut unanswered) = (Effect::default(), false);
         let done = match self.hold(&hands, &mut parties).await {
-            Ok(()) => self.held(&hands, &parties, &case, &mut effect, &mut unanswered).await,
+            Ok(()) => self.held(&hands, &mut parties, &case, &mut effect, &mut unanswered).await,
             Err(e) => Err(e),
         };
         if !unanswered {
@@ -195,7 +202,7 @@ impl JetStreamAct {
     async fn held(
         &self,
         hands: &Hands<'_>,
-        parties: &[Party],
+        parties: &mut [Party],
         case: &Case<'_>,
         effect: &mut Effect,
         unanswered: &mut bool,
@@ -203,7 +210,7 @@ impl JetStreamAct {
         // Where a stream is purged below everybody, there is nobody to watch.
         while case.since.elapsed() < self.times.probe && !parties.is_empty() {
             tokio::time::sleep(self.times.look_every).await;
-            for party in parties {
+            for party in parties.iter_mut() {
                 hands.pace.one().await;
                 if let Err(why) = party.watched(hands.info(&party.name).await?, false) {
                     effect.skipped = Some(why);
@@ -228,8 +235,8 @@ impl JetStreamAct {
         if end < case.to {
             effect.notes.push(format!("the stream ends at {end}, not at {} or beyond", case.to));
         }
-        let subject = parties.first().map(|party| party.name.as_str());
-        let called = match (case.decision.verdict, subject) {
+        let subject = parties.first().map(|party| party.name.clone());
+        let called = match (case.decision.verdict, subject.as_deref()) {
             (Verdict::Consume, Some(subject)) => hands.reset(subject, end + 1).await,
             (Verdict::DeleteSubscription, Some(subject)) => hands.delete(subject).await,
             _ => hands.purge(end + 1).await,
@@ -237,11 +244,19 @@ impl JetStreamAct {
         *unanswered = called.as_ref().is_err_and(|e| e.class == Class::Transient);
         called?;
         self.reached(Moment::Called).await;
+        for party in parties.iter_mut() {
+            if let Some(what) = party.signs.heard() {
+                effect.notes.push(format!(
+                    "somebody {what} since the last look at {:?}: who was there before the call misses what was given up",
+                    party.name
+                ));
+            }
+        }
         effect.aim = Some(position(end));
         effect.freed_bytes = self.freed(hands, &before).await;
         if case.decision.verdict != Verdict::DeleteSubscription
             && let Some(subject) = subject
-            && let Ok(Some(info)) = hands.info(subject).await
+            && let Ok(Some(info)) = hands.info(&subject).await
         {
             effect.left_at = Some(position(info.floor()));
         }
@@ -252,7 +267,7 @@ impl JetStreamAct {
     async fn last_look(
         &self,
         hands: &Hands<'_>,
-        parties: &[Party],
+        parties: &mut [Party],
         case: &Case<'_>,
     ) -> Result<std::result::Result<JetStreamStream, Skipped>> {
         let stream = hands.stream_info().await?;
@@ -278,7 +293,7 @@ impl JetStreamAct {
             let says = format!("it took longer than {} s to get this far", self.times.within.as_secs());
             return Ok(Err(skipped("slow", says, false)));
         }
-        for party in parties.iter().rev() {
+        for party in parties.iter_mut().rev() {
             if let Err(why) = party.watched(hands.info(&party.name).await?, true) {
                 return Ok(Err(why));
             }
@@ -356,7 +371,7 @@ fn still(info: &ConsumerInfo, name: &str, progress: &str) -> std::result::Result
     if info.used() {
         return Err(skipped("online", format!("somebody is there for {name:?}: it came back"), true));
     }
-    if info.progress() != progress {
+    if info.progress().as_deref() != Some(progress) {
         return Err(skipped("changed", format!("{name:?} has taken or acknowledged something: it came back"), true));
     }
     Ok(())
@@ -364,8 +379,11 @@ fn still(info: &ConsumerInfo, name: &str, progress: &str) -> std::result::Result
 
 impl Party {
     /// Whether it is as still as it should be. `paused`: our pause must be seen by now.
-    fn watched(&self, info: Option<ConsumerInfo>, paused: bool) -> std::result::Result<(), Skipped> {
+    fn watched(&mut self, info: Option<ConsumerInfo>, paused: bool) -> std::result::Result<(), Skipped> {
         let name = &self.name;
+        if let Some(what) = self.signs.heard() {
+            return Err(skipped("online", format!("somebody {what}: {name:?} came back"), true));
+        }
         let Some(info) = info else {
             return Err(skipped("gone", format!("consumer {name:?} does not exist any more"), false));
         };

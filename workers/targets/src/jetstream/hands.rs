@@ -3,6 +3,9 @@
 
 use std::sync::Arc;
 
+use async_nats::Subscriber;
+use futures::future::FutureExt;
+use futures::stream::StreamExt;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
@@ -21,6 +24,26 @@ pub(super) struct Hands<'a> {
     stream: &'a str,
     wire: Wire,
     prefix: Arc<str>,
+}
+
+/// What clients of a consumer say to its servers, as far as we may listen: requests for messages and acknowledgements. It tells of those
+/// who ask for an instant only, which no look at the consumer shows. Nothing heard proves nothing: without leave to listen, and from
+/// other accounts, nothing comes.
+pub(super) struct Signs {
+    pulls: Vec<Subscriber>,
+    acks: Vec<Subscriber>,
+}
+
+impl Signs {
+    /// What was heard since it was last asked.
+    pub(super) fn heard(&mut self) -> Option<&'static str> {
+        let came = |from: &mut Vec<Subscriber>| {
+            from.iter_mut().map(|one| std::iter::from_fn(|| one.next().now_or_never().flatten()).count()).sum::<usize>()
+                > 0
+        };
+        let (pulled, acknowledged) = (came(&mut self.pulls), came(&mut self.acks));
+        if pulled { Some("asks it for messages") } else { acknowledged.then_some("acknowledges messages of it") }
+    }
 }
 
 /// `CONSUMER.PAUSE`
@@ -42,6 +65,25 @@ impl<'a> Hands<'a> {
 
     fn tail(&self, what: &str, consumer: &str) -> Result<String> {
         Ok(format!("{what}.{}.{}", self.stream, checked(consumer)?))
+    }
+
+    /// Begins to listen for clients of a consumer, in each way that they may spell what they say.
+    pub(super) async fn listen(&self, consumer: &str) -> Result<Signs> {
+        let one = format!("{}.{}", self.stream, checked(consumer)?);
+        let listen = async |subjects: [String; 2]| {
+            let mut heard = Vec::new();
+            for subject in subjects {
+                let what = format!("listening to {subject}");
+                let subscriber = self.wire.client.subscribe(subject).await;
+                heard.push(subscriber.map_err(|e| TargetError::new(Class::Transient, what, e))?);
+            }
+            Ok::<_, TargetError>(heard)
+        };
+        // With and without the JetStream domain.
+        let pulls = ["$JS.API", "$JS.*.API"].map(|api| format!("{api}.CONSUMER.MSG.NEXT.{one}"));
+        // As they were, and with domain and account before the stream.
+        let acks = ["$JS.ACK", "$JS.ACK.*.*"].map(|ack| format!("{ack}.{one}.>"));
+        Ok(Signs { pulls: listen(pulls).await?, acks: listen(acks).await? })
     }
 
     /// A consumer, as it is now; none if there is none.

@@ -63,6 +63,16 @@ impl JetStreamInventory {
     }
 }
 
+/// A stream as two answers of its servers describe it, without asking them: of `STREAM.INFO`, and of `CONSUMER.LIST` with all consumers on
+/// one page. For tests of what may come.
+///
+/// # Errors
+/// When one of them cannot be read, or is something else.
+pub fn stream_of_answers(name: &StreamName, stream: &[u8], consumers: &[u8]) -> Result<SubscriberCandidate> {
+    let (stream, consumers) = super::account::answers(stream, consumers)?;
+    Ok(candidate(name, stream, consumers))
+}
+
 /// A stream with its consumers, as the rules judge it.
 pub(super) fn candidate(name: &StreamName, mut stream: JetStreamStream, consumers: Vec<Listed>) -> SubscriberCandidate {
     let (subscribers, states) = consumers.into_iter().unzip();

@@ -14,6 +14,6 @@ mod wire;
 
 pub use account::{Account, Dial, Refusal, Wire};
 pub use act::{JetStreamAct, Moment, Times, Watch};
-pub use inventory::{AgesOut, JetStreamInventory};
+pub use inventory::{AgesOut, JetStreamInventory, stream_of_answers};
 pub use names::StreamName;
 pub use scope::check_scope;

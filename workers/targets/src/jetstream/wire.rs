@@ -1,10 +1,14 @@
 //! Answers of the JetStream interface, as far as they are needed. What a newer server adds is passed over; what it says differently is not
 //! known, and one consumer that cannot be read leaves the others of its page readable.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use trimtab_events::{
     DeliverPolicy, Evidence, JetStreamConsumer, JetStreamStream, Seen, StreamOwner, StreamRetention, Subscriber,
@@ -88,7 +92,7 @@ struct StreamConfig {
     #[serde(default)]
     max_msg_size: i64,
     #[serde(default)]
-    metadata: Option<Map<String, Value>>,
+    metadata: Option<BTreeMap<String, Box<RawValue>>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -157,7 +161,7 @@ impl StreamInfo {
                 _ => StreamRetention::Unknown,
             },
             owner,
-            keep: label(config.metadata.as_ref()),
+            keep: label(config.metadata.unwrap_or_default().get(KEEP).map(AsRef::as_ref)),
             first: state.first_seq,
             last: state.last_seq,
             messages: state.messages,
@@ -185,7 +189,8 @@ pub(super) struct ConsumerInfo {
     #[serde(default)]
     pub(super) name: String,
     created: String,
-    pub(super) config: Map<String, Value>,
+    /// As it came: there may be thousands of these, of which a part is looked at once.
+    config: Box<RawValue>,
     #[serde(default)]
     delivered: Sequence,
     #[serde(default)]
@@ -214,27 +219,81 @@ struct Sequence {
     last_active: Option<String>,
 }
 
+/// A consumer's configuration: its fields, and each one's text.
+struct Config<'a>(Vec<(&'a str, &'a RawValue)>);
+
+impl<'de> Deserialize<'de> for Config<'de> {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Config<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a consumer's configuration")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Config<'de>, A::Error> {
+                let mut fields = Vec::with_capacity(24);
+                while let Some(field) = map.next_entry()? {
+                    fields.push(field);
+                }
+                // One that is there twice has no meaning; the order has none either.
+                fields.sort_unstable_by_key(|(key, _): &(&str, _)| *key);
+                match fields.windows(2).find(|two| two[0].0 == two[1].0) {
+                    Some(two) => Err(serde::de::Error::custom(format!("{:?} is there twice", two[0].0))),
+                    None => Ok(Config(fields)),
+                }
+            }
+        }
+        from.deserialize_map(Fields)
+    }
+}
+
+impl<'a> Config<'a> {
+    fn raw(&self, key: &str) -> Option<&'a str> {
+        let place = self.0.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        Some(self.0[place].1.get()).filter(|text| *text != "null")
+    }
+
+    /// One of its fields, if it is there.
+    fn get<T: Deserialize<'a>>(&self, key: &str) -> Result<Option<T>, String> {
+        let read = |text| serde_json::from_str(text).map_err(|e| format!("its {key} cannot be read: {e}"));
+        self.raw(key).map(read).transpose()
+    }
+
+    fn text(&self, key: &str) -> Result<Cow<'a, str>, String> {
+        let plain = self.raw(key).unwrap_or("\"\"").strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+        match plain.filter(|text| !text.contains(['\\', '"'])) {
+            Some(text) => Ok(Cow::Borrowed(text)),
+            None => Ok(Cow::Owned(self.get(key)?.unwrap_or_default())),
+        }
+    }
+
+    fn is(&self, key: &str) -> Result<bool, String> {
+        Ok(self.get(key)?.unwrap_or(false))
+    }
+
+    fn labels(&self) -> Result<BTreeMap<String, &'a RawValue>, String> {
+        Ok(self.get("metadata")?.unwrap_or_default())
+    }
+
+    /// Belongs to a mirror or a source, in this account or another one, rather than to a user.
+    fn is_of_a_stream(&self, name: &str, labels: &BTreeMap<String, &RawValue>) -> Result<bool, String> {
+        let named = ["JS_MIRROR_", "JS_SRC_"].iter().any(|prefix| name.starts_with(prefix));
+        let noted = labels.keys().any(|key| key.starts_with("_nats.mirror.") || key.starts_with("_nats.src."));
+        let used = self.is("direct")? || self.is("sourcing")? || self.text("ack_policy")? == "flow_control";
+        Ok(named || noted || used || self.text("deliver_subject")?.starts_with("$JS."))
+    }
+}
+
 impl ConsumerInfo {
-    fn text(&self, key: &str) -> &str {
-        self.config.get(key).and_then(Value::as_str).unwrap_or_default()
-    }
-
-    fn is(&self, key: &str) -> bool {
-        self.config.get(key).and_then(Value::as_bool).unwrap_or(false)
-    }
-
-    fn metadata(&self) -> Option<&Map<String, Value>> {
-        self.config.get("metadata").and_then(Value::as_object)
+    fn config(&self) -> Result<Config<'_>, String> {
+        serde_json::from_str(self.config.get()).map_err(|e| format!("its configuration cannot be read: {e}"))
     }
 
     /// When it was made, as its servers write it.
     pub(super) fn created(&self) -> &str {
         &self.created
-    }
-
-    /// When it was made.
-    fn created_ns(&self) -> Option<i64> {
-        nanoseconds(&self.created)
     }
 
     /// What the servers' clock says.
@@ -244,7 +303,7 @@ impl ConsumerInfo {
 
     /// The end of a pause, as its configuration has it.
     pub(super) fn pause_until(&self) -> Option<i64> {
-        Some(self.text("pause_until")).filter(|text| !text.is_empty()).and_then(nanoseconds)
+        nanoseconds(&self.config().ok()?.text("pause_until").ok()?)
     }
 
     /// Where it stands.
@@ -265,51 +324,51 @@ impl ConsumerInfo {
         self.num_waiting > 0 || self.push_bound
     }
 
-    /// Belongs to a mirror or a source, in this account or another one, rather than to a user.
-    fn belongs_to_a_stream(&self) -> bool {
-        let named = ["JS_MIRROR_", "JS_SOURCE_"].iter().any(|prefix| self.name.starts_with(prefix));
-        let noted = self.metadata().is_some_and(|labels| {
-            labels.keys().any(|key| key.starts_with("_nats.mirror.") || key.starts_with("_nats.src."))
-        });
-        let used = self.is("direct") || self.is("sourcing") || self.text("ack_policy") == "flow_control";
-        named || noted || used || self.text("deliver_subject").starts_with("$JS.")
+    /// A digest of everything that changes when somebody takes or acknowledges messages, in order or not, or changes what it is. A pause is
+    /// none of that, nor is what servers note for themselves. None when its configuration cannot be read.
+    pub(super) fn progress(&self) -> Option<String> {
+        let config = self.config().ok()?;
+        Some(self.digest(&config, &config.labels().ok()?))
     }
 
-    /// A digest of everything that changes when somebody takes messages, or changes what it is. A pause is none of that, nor is what
-    /// servers note for themselves.
-    pub(super) fn progress(&self) -> String {
-        let mut config = self.config.clone();
-        config.remove("pause_until");
-        if let Some(Value::Object(labels)) = config.get_mut("metadata") {
-            labels.retain(|key, _| !key.starts_with(SERVERS_OWN));
-            if labels.is_empty() {
-                config.remove("metadata");
+    fn digest(&self, config: &Config<'_>, labels: &BTreeMap<String, &RawValue>) -> String {
+        let mut hash = Sha256::new();
+        let mut add = |parts: [&str; 2]| {
+            for part in parts {
+                hash.update(part.len().to_be_bytes());
+                hash.update(part);
             }
+        };
+        add([&self.created, ""]);
+        for (key, value) in config.0.iter().filter(|(key, _)| !["pause_until", "metadata"].contains(key)) {
+            add([key, value.get()]);
+        }
+        add(["metadata", ""]);
+        for (key, value) in labels.iter().filter(|(key, _)| !key.starts_with(SERVERS_OWN)) {
+            add([key, value.get()]);
         }
         let (delivered, floor) = (&self.delivered, &self.ack_floor);
-        let numbers = [delivered.consumer_seq, delivered.stream_seq, floor.consumer_seq, floor.stream_seq];
-        let hash = Sha256::new()
-            .chain_update(&self.created)
-            .chain_update([0])
-            .chain_update(Value::Object(config).to_string())
-            .chain_update(numbers.map(u64::to_be_bytes).as_flattened())
-            .finalize();
-        hash[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        for number in [delivered.consumer_seq, delivered.stream_seq, floor.consumer_seq, floor.stream_seq] {
+            hash.update(number.to_be_bytes());
+        }
+        hash.update(self.num_ack_pending.to_be_bytes());
+        let hash = hash.finalize();
+        let first = hash.first_chunk().map_or(0, |first| u64::from_be_bytes(*first));
+        format!("{first:016x}")
     }
 
     /// Why it cannot be judged, or it.
     pub(super) fn read(&self) -> Result<(Subscriber, JetStreamConsumer), String> {
-        let created_ns = self.created_ns().ok_or("it does not say when it was made")?;
+        let config = self.config()?;
+        let labels = config.labels()?;
+        let created_ns = nanoseconds(&self.created).ok_or("it does not say when it was made")?;
         let read_ms = self.read_ns().unwrap_or(0) / 1_000_000;
         let milliseconds = |text: &Option<String>| text.as_deref().and_then(nanoseconds).map(|ns| ns / 1_000_000);
         let last_active_ms = milliseconds(&self.delivered.last_active).max(milliseconds(&self.ack_floor.last_active));
-        let filters = match (self.text("filter_subject"), self.config.get("filter_subjects").and_then(Value::as_array))
-        {
-            ("", None) => Vec::new(),
-            ("", Some(several)) => several.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
-            (one, _) => vec![one.to_owned()],
-        };
-        let threshold = self.config.get("inactive_threshold").and_then(Value::as_i64).filter(|ns| *ns > 0);
+        let mut filters: Vec<String> = config.get("filter_subjects")?.unwrap_or_default();
+        filters.extend(Some(config.text("filter_subject")?).filter(|one| !one.is_empty()).map(Cow::into_owned));
+        let threshold = config.get("inactive_threshold")?.filter(|ns: &i64| *ns > 0);
+        let paused_until_ms = || nanoseconds(&config.text("pause_until").ok()?).map(|ns| ns / 1_000_000);
         let consumer = JetStreamConsumer {
             created_ns,
             floor: self.ack_floor.stream_seq,
@@ -318,9 +377,9 @@ impl ConsumerInfo {
             ack_pending: self.num_ack_pending.unsigned_abs(),
             waiting: self.num_waiting.unsigned_abs(),
             push_bound: self.push_bound,
-            paused_until_ms: self.paused.then(|| self.pause_until().map_or(i64::MAX, |ns| ns / 1_000_000)),
+            paused_until_ms: self.paused.then(|| paused_until_ms().unwrap_or(i64::MAX)),
             inactive_threshold_ms: threshold.map(|ns| ns / 1_000_000),
-            deliver: match self.text("deliver_policy") {
+            deliver: match config.text("deliver_policy")?.as_ref() {
                 "all" => DeliverPolicy::All,
                 "by_start_sequence" => DeliverPolicy::ByStartSequence,
                 "by_start_time" => DeliverPolicy::ByStartTime,
@@ -331,13 +390,13 @@ impl ConsumerInfo {
             },
             filters,
             last_active_ms,
-            keep: label(self.metadata()),
+            keep: label(labels.get(KEEP).copied()),
         };
-        let class = if self.belongs_to_a_stream() { SubscriberClass::System } else { SubscriberClass::User };
+        let of_a_stream = config.is_of_a_stream(&self.name, &labels)?;
         let used = u32::try_from(consumer.waiting).unwrap_or(u32::MAX).saturating_add(u32::from(self.push_bound));
         let subscriber = Subscriber {
             name: self.name.clone(),
-            class,
+            class: if of_a_stream { SubscriberClass::System } else { SubscriberClass::User },
             // JetStream has no transactions: what tells versions apart is when it was made and how far it is.
             seen: Seen {
                 version: 0,
@@ -345,7 +404,7 @@ impl ConsumerInfo {
                 modified_zxid: i64::try_from(consumer.floor).unwrap_or(i64::MAX),
                 modified_ms: read_ms,
             },
-            progress: Evidence::Present(self.progress()),
+            progress: Evidence::Present(self.digest(&config, &labels)),
             stored_ms: last_active_ms.unwrap_or(0),
             alive_ms: last_active_ms.unwrap_or(0),
             connected: match used {
@@ -380,10 +439,10 @@ pub(super) fn unknown(name: &str, why: impl Into<String>) -> (Subscriber, Eviden
     (subscriber, Evidence::Unknown(why))
 }
 
-/// The value of the label, whatever it says: somebody put it there.
-fn label(labels: Option<&Map<String, Value>>) -> Option<String> {
-    let value = labels?.get(KEEP)?;
-    Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+/// What the label says, whatever it is: somebody put it there.
+fn label(value: Option<&RawValue>) -> Option<String> {
+    let text = value?.get();
+    Some(serde_json::from_str(text).unwrap_or_else(|_| text.to_owned()))
 }
 
 /// Nanoseconds since 1970 of a time as Go writes it; none for Go's zero time, or what is no time.
