@@ -65,11 +65,8 @@ pub(crate) async fn whoever_pulls_again_is_seen_and_loses_nothing() {
 /// A client that fetches for an instant only, between two looks: no look shows it, and it is heard. Where one may not listen, it is not.
 pub(crate) async fn whoever_fetches_for_an_instant_is_heard() {
     let ground = Ground::new().await;
-    let fetches = [
-        ("SHORT", json!({ "batch": 10, "expires": 1_000_000 })),
-        ("NOWAIT", json!({ "batch": 10, "no_wait": true })),
-        ("PLAIN", json!({ "batch": 1, "expires": 1_000_000, "max_bytes": 10 })),
-    ];
+    let fetches =
+        [("SHORT", json!({ "batch": 10, "expires": 1_000_000 })), ("NOWAIT", json!({ "batch": 10, "no_wait": true }))];
     let cases =
         fetches.into_iter().flat_map(|(how, pull)| [Moment::Checked, Moment::Held].map(|at| (how, pull.clone(), at)));
     futures::future::join_all(cases.map(async |(how, pull, moment)| {
@@ -84,10 +81,12 @@ pub(crate) async fn whoever_fetches_for_an_instant_is_heard() {
         let (client, its) = (ground.client.clone(), stream.clone());
         let act = at(ground.acting(QUICK), moment, move || {
             async move {
-                let mut reader = reader(&client, &its, "old").await;
+                let reader = reader(&client, &its, "old").await;
                 reader.ask_so(pull).await;
-                // Its servers have told it that there is nothing: it waits no more.
-                assert_eq!(reader.message().await, None);
+                until!("it waits no more", {
+                    let info = api(&client, &format!("CONSUMER.INFO.{its}.old"), Value::Null).await;
+                    info["num_waiting"].as_u64() == Some(0)
+                });
             }
             .boxed()
         });
