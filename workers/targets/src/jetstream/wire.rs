@@ -415,6 +415,7 @@ impl ConsumerInfo {
             mark: None,
             protected: None,
             expiration_s: None,
+            stood: None,
         };
         Ok((subscriber, consumer))
     }
@@ -435,6 +436,7 @@ pub(super) fn unknown(name: &str, why: impl Into<String>) -> (Subscriber, Eviden
         mark: None,
         protected: None,
         expiration_s: None,
+        stood: None,
     };
     (subscriber, Evidence::Unknown(why))
 }
