@@ -9,7 +9,7 @@ use trimtab_events::{
     Aged, Decision, DeliverPolicy, Evidence, JetStreamConsumer, JetStreamStream, Log, Mark, StreamOwner,
     StreamRetention, SubscriberCandidate, SubscriberClass, Verdict,
 };
-use trimtab_policy::{Action, Rule, Trust, abridge, narrow, reinstate};
+use trimtab_policy::{Action, Policy, PolicyConfig, Rule, Trust, abridge, narrow, reinstate};
 
 use super::make::*;
 
@@ -363,7 +363,12 @@ fn old_messages_go_below_everybody_who_has_not_taken_them() {
     assert_eq!(whole(&limits, aging()).map(|decision| to(&decision)), Some(600));
     // A rule may keep more: for longer, or more of it, as far as that can be told.
     let longer = Rule { retention_s: Some(2 * 86_400), ..aging() };
-    assert_eq!(whole(&log, longer).map(|decision| decision.verdict), Some(Verdict::Skip));
+    assert_eq!(whole(&log, longer.clone()).map(|decision| decision.verdict), Some(Verdict::Skip));
+    let mut older = log.clone();
+    inner(&mut older).aged = Some(Aged { age_s: 2 * 86_400, first_younger: 301 });
+    assert_eq!(whole(&older, longer.clone()).map(|decision| to(&decision)), Some(300));
+    let policy = Policy::new(PolicyConfig { rules: vec![longer], ..PolicyConfig::default() }, "test").unwrap();
+    assert_eq!(policy.ages_out("a", &log.subject), Some(2 * 86_400), "that is the age that is asked for");
     let larger = Rule { retention_bytes: Some(60_000), ..aging() };
     assert_eq!(whole(&log, larger).map(|decision| to(&decision)), Some(40), "no message is larger than 1,000 bytes");
     let report = Rule { action: Action::Report, ..aging() };
