@@ -203,7 +203,7 @@ fn nodes_of_hubs() {
 
 #[test]
 fn answers_of_nats_servers() {
-    run(&kept("jetstream_answers"), 10_000, jetstream_answers::target);
+    run(&kept("jetstream_answers"), 3_000, jetstream_answers::target);
 }
 
 #[test]
