@@ -23,6 +23,9 @@ mod hedwig_frames;
 #[path = "../fuzz/fuzz_targets/hedwig_znodes.rs"]
 #[expect(unused_attributes, reason = "`no_main` is for the linker of a fuzz target")]
 mod hedwig_znodes;
+#[path = "../fuzz/fuzz_targets/jetstream_answers.rs"]
+#[expect(unused_attributes, reason = "`no_main` is for the linker of a fuzz target")]
+mod jetstream_answers;
 #[path = "../fuzz/fuzz_targets/ledger_references.rs"]
 #[expect(unused_attributes, reason = "`no_main` is for the linker of a fuzz target")]
 mod ledger_references;
@@ -199,6 +202,11 @@ fn frames_of_hubs() {
 #[test]
 fn nodes_of_hubs() {
     run(&kept("hedwig_znodes"), 40_000, hedwig_znodes::target);
+}
+
+#[test]
+fn answers_of_nats_servers() {
+    run(&kept("jetstream_answers"), 3_000, jetstream_answers::target);
 }
 
 #[test]

@@ -4,5 +4,7 @@
 mod cases;
 #[path = "subscribers/history.rs"]
 mod history;
+#[path = "subscribers/jetstream.rs"]
+mod jetstream;
 #[path = "subscribers/make.rs"]
 mod make;

@@ -196,7 +196,7 @@ async fn what_is_missing_is_said_and_frees_nothing() {
     let logs = logs(&path, settings()).await;
     let owners = logs.iter().filter_map(|log| match &log.log {
         Log::Hedwig(topic) => topic.hub.unknown(),
-        Log::Pulsar(_) => None,
+        Log::Pulsar(_) | Log::JetStream(_) => None,
     });
     assert_eq!(owners.count(), 5);
     // Everything.

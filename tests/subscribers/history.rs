@@ -443,3 +443,40 @@ fn a_target_whose_clock_is_behind_is_noticed() {
         assert_eq!(scan(4, NOW + DAY, NOW + 3 * DAY).await, DAY, "written since, and says a day before");
     });
 }
+
+/// One log with more subscribers than a page has room for, between others.
+#[test]
+fn the_subscribers_of_one_log_may_fill_several_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let activity = Activity::new(store(&folder), "a");
+    let names: Vec<String> = (0..20_000).map(|index| format!("consumer-{index:05}")).collect();
+    let many = || {
+        let mut log = stream(names.iter().map(|name| (name.as_str(), consumer(0, 5), 0)).collect());
+        log.subject = "jetstream://t/n".to_owned();
+        for (index, subscriber) in log.subscribers.iter_mut().enumerate() {
+            subscriber.progress = Evidence::Present(format!("{index:016x}"));
+            subscriber.history = None;
+        }
+        log
+    };
+    block(async {
+        for scan in 0..3 {
+            // Names in the order of a scan, before and behind.
+            let mut logs = [at("a", 0), many(), at("x", 0)];
+            logs[0].subject = "a://t/n".to_owned();
+            if let Log::Pulsar(topic) = &mut logs[0].log {
+                topic.subject.clone_from(&logs[0].subject);
+            }
+            see(&activity, &mut logs, NOW + scan * DAY).await;
+            for log in &logs {
+                for subscriber in &log.subscribers {
+                    let history = subscriber.history.unwrap();
+                    let seen = (history.since_ms, i64::from(history.sightings));
+                    assert_eq!(seen, (NOW, scan + 1), "{} of {}", subscriber.name, log.subject);
+                }
+            }
+        }
+        let room = activity.pages().await.unwrap();
+        assert!(room.largest < 400_000 && room.documents == 3, "{room:?}");
+    });
+}

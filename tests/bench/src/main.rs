@@ -2,6 +2,7 @@
 //! they should be is in docs/benchmarks.md. Nothing here is a test: no figure makes it fail.
 
 mod attach;
+mod consumers;
 mod history;
 mod limiter;
 mod measure;
@@ -25,6 +26,9 @@ const USAGE: &str = "usage: bench COMMAND [NAME=VALUE...]
   attach    topics=60 rate=20       acts on the subscribers of one Hedwig hub against two
   orphans   rounds=3 small=100000 large=1000000 folder=DIR
                                     a plan of ledgers that nothing names, from a generated file, against gzip -dc of it
+  consumers rounds=5 each=1000 small=5000 large=50000
+                                    JetStream's consumers against the servers' own lists, and one by one
+  window    acts=20                 how long an act on a consumer of JetStream does not look
   pipeline  rounds=5 candidates=320000 keyed=30000 pages=64 deciders=16 acts=256
                                     connections=3
                                     candidates over JetStream against nats bench
@@ -63,6 +67,8 @@ fn main() -> Result<()> {
         "attach" => attach::run(&options),
         "history" => history::run(&options),
         "orphans" => orphans::run(&options),
+        "consumers" => consumers::run(&options),
+        "window" => consumers::window(&options),
         "pipeline" => pipeline::run(&options),
         "generate" => snapshot::generate(&options),
         "reader" => limiter::reader(&options),

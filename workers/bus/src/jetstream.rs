@@ -41,7 +41,7 @@ use publish::{Flow, headers_of, store, subject_of};
 use pull::{Puller, Taken};
 use streams::stream_of;
 
-pub use connect::{Credentials, NatsOptions, Tls};
+pub use connect::{Connection, Credentials, NatsOptions, Tls};
 pub(crate) use connect::{Link, chain, jitter};
 pub(crate) use letters::Stored;
 pub(crate) use publish::Attempt;

@@ -23,7 +23,7 @@ use trimtab_events::Event;
 
 pub use in_process::InProcess;
 #[cfg(feature = "nats")]
-pub use jetstream::{Credentials, Definition, JetStream, NatsOptions, Tls};
+pub use jetstream::{Connection, Credentials, Definition, JetStream, NatsOptions, Tls};
 #[cfg(feature = "nats")]
 pub use kv::KvStore;
 pub use names::MAX_VALUE_BYTES;

@@ -36,7 +36,7 @@ impl Candidate {
             Candidate::Ledger(topic) => Some(topic),
             Candidate::Subscriber(log) => match &log.log {
                 Log::Pulsar(topic) => Some(topic),
-                Log::Hedwig(_) => None,
+                Log::Hedwig(_) | Log::JetStream(_) => None,
             },
             Candidate::Orphan(_) => None,
         }

@@ -27,6 +27,8 @@ pub enum Verdict {
     DeleteSubscription,
     /// Delete a ledger that nothing names.
     DeleteOrphan,
+    /// Have the owner remove everything up to a fixed message, for all subscribers.
+    Purge,
     /// Ledgers are past retention, but a cursor stands before them.
     Blocked,
     /// Nothing is due.
@@ -41,7 +43,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// All verdicts, those that act first.
-    pub const ALL: [Verdict; 12] = [
+    pub const ALL: [Verdict; 13] = [
         Verdict::Trim,
         Verdict::ExpireThenTrim,
         Verdict::StartClock,
@@ -49,6 +51,7 @@ impl Verdict {
         Verdict::Consume,
         Verdict::DeleteSubscription,
         Verdict::DeleteOrphan,
+        Verdict::Purge,
         Verdict::Blocked,
         Verdict::Keep,
         Verdict::Nothing,
@@ -64,7 +67,7 @@ impl Verdict {
 
     /// Whether it is carried out on a subscriber.
     pub fn on_subscriber(self) -> bool {
-        matches!(self, Verdict::Mark | Verdict::Consume | Verdict::DeleteSubscription)
+        matches!(self, Verdict::Mark | Verdict::Consume | Verdict::DeleteSubscription | Verdict::Purge)
     }
 
     /// The name used in events, subjects and tables.
@@ -77,6 +80,7 @@ impl Verdict {
             Verdict::Consume => "consume",
             Verdict::DeleteSubscription => "delete-subscription",
             Verdict::DeleteOrphan => "delete-orphan",
+            Verdict::Purge => "purge",
             Verdict::Blocked => "blocked",
             Verdict::Keep => "keep",
             Verdict::Nothing => "nothing",
@@ -135,12 +139,12 @@ pub struct Expire {
 pub struct Consume {
     /// The log it reads.
     pub log: String,
-    /// Its name.
+    /// Its name; empty where it is about the log for all of its subscribers.
     pub subscription: String,
     /// Where it stands.
     pub from: Position,
     /// Everything up to and including this is consumed, and nothing after it. For Hedwig the ledger is that of the range, and the
-    /// entry the message's id.
+    /// entry the message's id. For JetStream the ledger is 0, and the entry the sequence in the stream.
     pub to: Position,
     /// Messages (for Pulsar entries) between the two: what it gives up at most, since some may be acknowledged already.
     pub messages: i64,

@@ -9,6 +9,7 @@ mod decision;
 mod envelope;
 mod evidence;
 mod ids;
+mod jetstream;
 mod ledger;
 mod notice;
 mod orphan;
@@ -26,6 +27,9 @@ pub use decision::{Consume, Decision, Expire, Holder, Reason, Stale, Verdict};
 pub use envelope::{Body, Event, Invalid, MAX_EVENT_BYTES, Trace};
 pub use evidence::{CHANGE_EVENTS_OPEN, Evidence, NOT_READ};
 pub use ids::{SHARDS, decision_id, event_id, key_of, shard_of};
+pub use jetstream::{
+    Aged, DeliverPolicy, JetStreamConsumer, JetStreamRest, JetStreamStream, StreamOwner, StreamRetention,
+};
 pub use ledger::{
     Cursor, CursorDetail, CursorKind, LastLedger, LedgerCandidate, LedgerInfo, Level, Loaded, Offload, Partition,
     Policies, Position, Retention, Seen, Setting, Told, TopicClass,

@@ -87,6 +87,17 @@ impl TopicState {
                 bytes: 0,
                 position,
             },
+            Log::JetStream(stream) => TopicState {
+                seen: Seen {
+                    version: 0,
+                    created_zxid: stream.created_ns,
+                    modified_zxid: i64::try_from(stream.last).unwrap_or(i64::MAX),
+                    modified_ms: stream.read_ms,
+                },
+                ledgers: Vec::new(),
+                bytes: i64::try_from(stream.bytes).unwrap_or(i64::MAX),
+                position,
+            },
         }
     }
 }

@@ -6,13 +6,14 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Evidence, LedgerCandidate, Partition, Position, Seen};
+use crate::{Evidence, JetStreamStream, LedgerCandidate, Partition, Position, Seen};
 
 /// The subscribers of one log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SubscriberCandidate {
-    /// Canonical name of the log: for Pulsar a topic or one partition, for Hedwig `hedwig://region/topic`.
+    /// Canonical name of the log: for Pulsar a topic or one partition, for Hedwig `hedwig://region/topic`, for JetStream
+    /// `jetstream://account/stream`.
     pub subject: String,
     /// What the subscribers hold.
     pub log: Log,
@@ -27,11 +28,12 @@ impl SubscriberCandidate {
             Log::Pulsar(topic) if matches!(topic.partition, Partition::Of { .. }) => {
                 self.subject.rsplit_once("-partition-").map_or(&self.subject, |(base, _)| base)
             }
-            Log::Pulsar(_) | Log::Hedwig(_) => &self.subject,
+            Log::Pulsar(_) | Log::Hedwig(_) | Log::JetStream(_) => &self.subject,
         }
     }
 
-    /// Where a subscriber stands, as far as that is known. At the end of a ledger it is that ledger's.
+    /// Where a subscriber stands, as far as that is known. At the end of a ledger it is that ledger's. An empty name stands for the log:
+    /// everything up to there is gone.
     pub fn position(&self, name: &str) -> Option<Position> {
         match &self.log {
             Log::Pulsar(topic) => {
@@ -44,6 +46,24 @@ impl SubscriberCandidate {
                 let holds = ranges.iter().find(|range| range.end.is_none_or(|end| entry <= end)).or(ranges.last())?;
                 Some(Position { ledger: holds.ledger, entry })
             }
+            Log::JetStream(stream) if name.is_empty() => {
+                let entry = i64::try_from(stream.first.saturating_sub(1)).ok()?;
+                Some(Position { ledger: 0, entry })
+            }
+            Log::JetStream(stream) => {
+                let index = self.subscribers.iter().position(|subscriber| subscriber.name == name)?;
+                let floor = stream.consumers.get(index)?.present()?.floor;
+                Some(Position { ledger: 0, entry: i64::try_from(floor).ok()? })
+            }
+        }
+    }
+
+    /// Bytes of a log that is no candidate of its own otherwise, as far as they are known; none for one that is.
+    pub fn alone(&self) -> Option<u64> {
+        match &self.log {
+            Log::Pulsar(_) => None,
+            Log::Hedwig(_) => Some(0),
+            Log::JetStream(stream) => Some(stream.bytes),
         }
     }
 
@@ -52,6 +72,7 @@ impl SubscriberCandidate {
         let log = match &self.log {
             Log::Pulsar(topic) => topic.about_bytes(),
             Log::Hedwig(topic) => 512 + topic.ranges.present().map_or(0, Vec::len) * 40,
+            Log::JetStream(stream) => 512 + (stream.consumers.len() + stream.rest.len()) * 300,
         };
         log + self.subscribers.len() * 600
     }
@@ -65,6 +86,8 @@ pub enum Log {
     Pulsar(Box<LedgerCandidate>),
     /// A Hedwig topic.
     Hedwig(HedwigTopic),
+    /// A stream of NATS JetStream.
+    JetStream(JetStreamStream),
 }
 
 /// A Hedwig topic, from its nodes in ZooKeeper.

@@ -110,6 +110,9 @@ pub struct Rule {
     pub trust: Trust,
     /// How long between the announcement and the act, [`GRACE_S`] when absent; 0 acts without one.
     pub grace_s: Option<i64>,
+    /// Allow acts on subscribers that their owner carries out whether the subscriber is back or not. All acts on JetStream's consumers
+    /// are; without it they are only reported.
+    pub allow_unguarded: bool,
 }
 
 /// What an operator can set about orphan ledgers.

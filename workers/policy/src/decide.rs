@@ -55,6 +55,12 @@ impl Policy {
         self.rules.iter().find(about).map(|compiled| &compiled.rule)
     }
 
+    /// The age, in seconds, beyond which a rule lets messages of a log go that its owner would keep, and removes only when it is told to.
+    pub fn ages_out(&self, target: &str, log: &str) -> Option<i64> {
+        let rule = self.rule_for(target, log, false).filter(|rule| rule.overrides && rule.allow_unguarded)?;
+        Some(rule.ttl_s?.max(rule.retention_s.unwrap_or(0)))
+    }
+
     /// Whether any rule says when a subscriber of a topic is stale.
     pub fn judges_subscribers(&self, target: &str, log: &str, partition: bool) -> bool {
         let (name, base) = names_of(log, partition);

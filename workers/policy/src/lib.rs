@@ -20,7 +20,7 @@ pub use config::{Action, AgeRule, GRACE_S, OrphanRules, PolicyConfig, PolicyErro
 pub use decide::{Context, Policy, decide};
 pub use needs::{Needs, needs};
 pub use orphan::{check_orphan, decide_orphan, reinstate_orphan};
-pub use subscribers::{check_subscriber, decide_subscribers, holds, reinstate};
+pub use subscribers::{abridge, check_subscriber, decide_subscribers, holds, narrow, reinstate};
 
 use trimtab_events::{Candidate, Decision, Verdict};
 

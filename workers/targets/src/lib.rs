@@ -6,6 +6,8 @@ pub mod bookkeeper;
 mod error;
 mod globs;
 pub mod hedwig;
+#[cfg(feature = "nats")]
+pub mod jetstream;
 mod pace;
 pub mod pulsar;
 pub mod snapshot;

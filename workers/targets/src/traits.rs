@@ -93,6 +93,8 @@ pub struct Effect {
     /// Where the owner stands with a subscriber that was not moved because that is further than its metadata says: it took messages at some
     /// time before this visit. The same place at a later one means none since.
     pub stood_at: Option<u64>,
+    /// Bytes that the target gave back, where the act could measure that closer to its call than a look before and after can.
+    pub freed_bytes: Option<i64>,
     /// What a person should know.
     pub notes: Vec<String>,
 }

@@ -1,10 +1,11 @@
 //! What we saw of subscribers over several scans: our own history of positions, marks, and the wishes to be left alone.
 //!
 //! The history of a shard is kept in pages of fixed-size entries, in the order in which a scan meets the topics, so a scan holds one old
-//! page and one new one whatever the size of the shard. A scan writes the shard's next generation beside the present one and switches to
-//! it when the shard was read completely; a crash leaves the present one. Losing it delays acts and does nothing else.
+//! page and one new one whatever the size of the shard (more only where one log has more subscribers than a page has room for). A scan
+//! writes the shard's next generation beside the present one and switches to it when the shard was read completely; a crash leaves the
+//! present one. Losing it delays acts and does nothing else.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use base64::Engine;
@@ -459,7 +460,7 @@ impl Watch {
             new: Directory { generation: old.generation + 1, ..Directory::default() },
             old,
             revision,
-            old_page: (usize::MAX, HashMap::new()),
+            old_pages: BTreeMap::new(),
             page: Vec::new(),
             page_first: String::new(),
             topic: String::new(),
@@ -485,8 +486,8 @@ pub struct ShardWatch {
     old: Directory,
     revision: Option<u64>,
     new: Directory,
-    /// The old page that is held, and its number.
-    old_page: (usize, HashMap<u64, Sighting>),
+    /// The old pages that are held, by their numbers: those that can have something of the topic.
+    old_pages: BTreeMap<usize, HashMap<u64, Sighting>>,
     page: Vec<u8>,
     page_first: String,
     /// The topic, as a whole, whose subscribers are in `here`.
@@ -530,7 +531,7 @@ impl ShardWatch {
             }
             if !holds(log, index) {
                 // It has taken everything since it was announced.
-                if self.old_page.1.get(&key).is_some_and(|known| known.marked) {
+                if self.known(key).is_some_and(|known| known.marked) {
                     self.cleared.push(Cleared { subject, gone: false });
                 }
                 continue;
@@ -570,7 +571,7 @@ impl ShardWatch {
     /// A node that was written since we last saw it as it was before carries a later time than that, or the target's clock is behind
     /// ours. Where a broker was asked, progress says nothing of when the node was written.
     fn compare_clocks(&mut self, key: u64, subscriber: &Subscriber) {
-        let (Some(known), Some(progress)) = (self.old_page.1.get(&key), subscriber.progress.present()) else { return };
+        let (Some(known), Some(progress)) = (self.known(key), subscriber.progress.present()) else { return };
         if known.progress != number_of(progress) && subscriber.connected.present().is_none() {
             let written = seconds(subscriber.seen.modified_ms);
             self.behind_s = self.behind_s.max(known.last.saturating_sub(written));
@@ -601,7 +602,7 @@ impl ShardWatch {
 
     /// What is remembered of a subscriber from now on.
     fn sight(&mut self, key: u64, subject: &str, subscriber: &Subscriber, now_ms: i64) -> Option<Sighting> {
-        let known = self.old_page.1.get(&key).copied();
+        let known = self.known(key).copied();
         let now = seconds(now_ms);
         let Evidence::Present(progress) = &subscriber.progress else {
             // Nothing is known this time: what was known before stays, and does not count as seen again.
@@ -666,23 +667,37 @@ impl ShardWatch {
     async fn turn(&mut self, next: String) -> Result<(), Failure> {
         let mut entries: Vec<(u64, Sighting)> = self.here.drain().collect();
         entries.sort_unstable_by_key(|(key, _)| *key);
-        if self.record && !entries.is_empty() {
+        if !self.record {
+            entries.clear();
+        }
+        for (key, entry) in &entries {
             if self.page.is_empty() {
                 self.page_first.clone_from(&self.topic);
                 self.page.extend_from_slice(MAGIC);
             }
-            entries.iter().for_each(|(key, entry)| entry.write(*key, &mut self.page));
+            entry.write(*key, &mut self.page);
+            // A topic can have more subscribers than fit on a page: then several pages begin with it.
             if self.page.len() >= PAGE_ENTRIES * ENTRY {
                 self.write_page().await?;
             }
         }
         self.topic = next;
-        let number = self.old.firsts.partition_point(|first| *first <= self.topic);
-        // Before the first topic of the first page there is nothing.
-        if number > 0 && self.old_page.0 != number - 1 {
-            self.old_page = (number - 1, self.read_page(number - 1).await?);
+        // The page that begins before the topic may end with it. Before the first topic of the first page there is nothing.
+        let begins = self.old.firsts.partition_point(|first| *first < self.topic).saturating_sub(1);
+        let pages = begins..self.old.firsts.partition_point(|first| *first <= self.topic);
+        self.old_pages.retain(|number, _| pages.contains(number));
+        for number in pages {
+            if !self.old_pages.contains_key(&number) {
+                let page = self.read_page(number).await?;
+                self.old_pages.insert(number, page);
+            }
         }
         Ok(())
+    }
+
+    /// What is remembered of a subscriber of the topic.
+    fn known(&self, key: u64) -> Option<&Sighting> {
+        self.old_pages.values().find_map(|page| page.get(&key))
     }
 
     async fn read_page(&self, number: usize) -> Result<HashMap<u64, Sighting>, Failure> {

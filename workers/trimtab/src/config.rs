@@ -35,6 +35,8 @@ pub struct Config {
     pub hedwig: HedwigConfig,
     /// The ledgers of the Pulsar cluster.
     pub bookkeeper: BookkeeperConfig,
+    /// The accounts of NATS JetStream.
+    pub jetstream: JetStreamConfig,
     /// Limits on operations and calls.
     pub limits: Limits,
     /// Limits on what one scan may have carried out.
@@ -81,6 +83,21 @@ pub enum System {
     Hedwig,
     /// The ledgers of the Pulsar cluster: those that nothing names.
     Bookkeeper,
+    /// NATS JetStream.
+    #[serde(rename = "jetstream")]
+    JetStream,
+}
+
+impl System {
+    /// The one that a canonical name is of.
+    pub fn of_subject(subject: &str) -> Option<System> {
+        match subject.split_once("://")?.0 {
+            "persistent" => Some(System::Pulsar),
+            "hedwig" => Some(System::Hedwig),
+            "jetstream" => Some(System::JetStream),
+            _ => None,
+        }
+    }
 }
 
 /// The ledgers of the Pulsar cluster. Where its metadata is, and the root of the ledgers in it, is in [`PulsarConfig`].
@@ -336,6 +353,62 @@ impl Default for PulsarConfig {
     }
 }
 
+/// The accounts of NATS JetStream.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct JetStreamConfig {
+    /// Name of the target in events, records and rules.
+    pub name: String,
+    /// Addresses of servers, `nats://host:port` or `tls://host:port`, joined by commas.
+    pub url: Option<String>,
+    /// The JetStream domain, for streams of servers behind a leaf node.
+    pub domain: Option<String>,
+    /// PEM certificate authorities.
+    pub ca_file: Option<PathBuf>,
+    /// PEM client certificate.
+    pub cert_file: Option<PathBuf>,
+    /// PEM key of that certificate.
+    pub key_file: Option<PathBuf>,
+    /// Who we are in each account. Without any: nobody, in the account that the servers put nobody into.
+    pub accounts: Vec<JetStreamAccount>,
+    /// How long a consumer is held and watched before it is acted on, at most 8 s.
+    #[serde(with = "humantime_serde")]
+    pub probe: Duration,
+}
+
+impl Default for JetStreamConfig {
+    fn default() -> Self {
+        JetStreamConfig {
+            name: "jetstream".to_owned(),
+            url: None,
+            domain: None,
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            accounts: Vec::new(),
+            probe: Duration::from_secs(3),
+        }
+    }
+}
+
+/// Who we are in an account.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct JetStreamAccount {
+    /// What the account is called in names of streams. Without it, what the servers call it, which needs leave to ask them.
+    pub name: Option<String>,
+    /// User name.
+    pub user: Option<String>,
+    /// File with the password.
+    pub password_file: Option<PathBuf>,
+    /// File with the seed of an nkey.
+    pub nkey_file: Option<PathBuf>,
+    /// Credentials file (JWT).
+    pub creds_file: Option<PathBuf>,
+    /// Prefix of this client's inboxes.
+    pub inbox_prefix: Option<String>,
+}
+
 /// Limits on operations and calls.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -442,6 +515,9 @@ pub struct RuleText {
     /// How long a stale subscriber is left alone after it was announced. Default: 24 h; `0s` acts without announcing.
     #[serde(with = "humantime_serde")]
     pub grace: Option<Duration>,
+    /// Allow acts on subscribers that their owner carries out whether the subscriber is back or not: all acts on JetStream's consumers.
+    /// Without it they are only reported.
+    pub allow_unguarded: bool,
 }
 
 /// An opt-out as it is written.
@@ -592,8 +668,12 @@ impl Config {
         };
         share("max_share", self.caps.max_share)?;
         share("max_shrink", self.caps.max_shrink)?;
-        let names =
-            [("pulsar", &self.pulsar.name), ("hedwig", &self.hedwig.name), ("bookkeeper", &self.bookkeeper.name)];
+        let names = [
+            ("pulsar", &self.pulsar.name),
+            ("hedwig", &self.hedwig.name),
+            ("bookkeeper", &self.bookkeeper.name),
+            ("jetstream", &self.jetstream.name),
+        ];
         for (system, name) in names {
             if name.is_empty() || !name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
                 return Err(ConfigError(format!("{system}.name is {name:?}; use lower-case letters, digits and -")));
@@ -609,6 +689,10 @@ impl Config {
         if !(2..=KEPT as u32).contains(&self.bookkeeper.sightings) {
             let why = format!("bookkeeper.sightings is {}; it is a number from 2 to {KEPT}", self.bookkeeper.sightings);
             return Err(ConfigError(why));
+        }
+        if self.jetstream.probe > Duration::from_secs(8) || self.jetstream.probe < Duration::from_secs(2) {
+            let probe = self.jetstream.probe;
+            return Err(ConfigError(format!("jetstream.probe is {probe:?}; it must be from 2 s to 8 s")));
         }
         if let Some(listen) = self.http.listen.filter(|listen| !listen.ip().is_loopback())
             && self.http.token_file.is_none()
@@ -661,6 +745,7 @@ impl Config {
             System::Pulsar => &self.pulsar.name,
             System::Hedwig => &self.hedwig.name,
             System::Bookkeeper => &self.bookkeeper.name,
+            System::JetStream => &self.jetstream.name,
         }
     }
 
@@ -669,6 +754,7 @@ impl Config {
         match self.system {
             System::Pulsar | System::Bookkeeper => &self.pulsar.name,
             System::Hedwig => &self.hedwig.name,
+            System::JetStream => &self.jetstream.name,
         }
     }
 
@@ -722,6 +808,7 @@ impl RuleText {
             sightings: self.sightings,
             trust: self.trust,
             grace_s: seconds(self.grace),
+            allow_unguarded: self.allow_unguarded,
             name,
         })
     }
@@ -819,6 +906,8 @@ mod tests {
             ("[caps]\nmax_share = 2.0", "max_share"),
             ("[http]\nlisten = \"0.0.0.0:1\"", "token_file"),
             ("[pulsar]\nname = \"A b\"", "pulsar.name"),
+            ("[jetstream]\nname = \"\"", "jetstream.name"),
+            ("[jetstream]\nprobe = \"1s\"", "jetstream.probe"),
         ] {
             let error = load(text).unwrap_err().to_string();
             assert!(error.contains(named), "{text}: {error}");

@@ -8,7 +8,7 @@ use tracing::warn;
 use trimtab_bus::Store;
 use trimtab_events::{
     Candidate, Decision, LedgerCandidate, PlanItem, ScanRef, ScanReport, Scope, SubscriberCandidate, TopicClass,
-    Verdict,
+    Verdict, split_subscriber,
 };
 use trimtab_policy::{Context, Policy, check_any, decide_any};
 use trimtab_targets::bookkeeper::ALL_LEDGERS;
@@ -17,7 +17,7 @@ use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 use crate::activity::{ShardWatch, Watch};
 use crate::sightings::Sightings;
 use crate::worker::Failure;
-use crate::workers::{SHARD_TRIES, add_survey, count, count_orphan, count_subscriber, reads};
+use crate::workers::{SHARD_TRIES, add_survey, count, count_log, count_orphan, count_subscriber, reads};
 
 /// What a plan is made from.
 pub struct Planning<'a> {
@@ -137,6 +137,7 @@ impl Planning<'_> {
             }
             if let Candidate::Subscriber(log) = &mut candidate {
                 watched.see(log, self.now_ms, planned.problems.len()).await.map_err(remembering)?;
+                planned.user_topics += count_log(&mut planned.report, log);
             }
             for decision in decide_any(&candidate, self.policy, &context) {
                 if let (Candidate::Orphan(ledger), Some(sightings)) = (&candidate, &mut sightings) {
@@ -161,9 +162,9 @@ impl Planning<'_> {
                 planned.user_topics += u64::from(topic.class == TopicClass::User);
                 "topic"
             }
-            Candidate::Subscriber(_) => {
+            Candidate::Subscriber(log) => {
                 count_subscriber(&mut planned.report, &decision);
-                "subscriber"
+                if decision.subject == log.subject { "log" } else { "subscriber" }
             }
             Candidate::Orphan(ledger) => {
                 count_orphan(&mut planned.report, ledger, &decision);
@@ -220,8 +221,11 @@ impl Watched<'_> {
     }
 }
 
-/// The part of a name that groups go by: `tenant/namespace`, or a region.
+/// The part of a name that groups go by: `tenant/namespace`, a region, or a stream.
 pub(crate) fn group_of(subject: &str) -> &str {
+    if let Some(stream) = subject.strip_prefix("jetstream://") {
+        return split_subscriber(subject).map_or(stream, |(log, _)| &log["jetstream://".len()..]);
+    }
     let name = subject.split_once("://").map_or(subject, |(_, rest)| rest);
     let ends: Vec<usize> = name.match_indices('/').map(|(at, _)| at).take(2).collect();
     ends.last().map_or(name, |end| &name[..*end])

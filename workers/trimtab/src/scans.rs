@@ -445,7 +445,7 @@ pub fn over_caps(report: &ScanReport, user_topics: u64, last_topics: Option<u64>
     }
     let (all, what) = match &report.survey {
         Some(survey) => (survey.ledgers, "ledgers"),
-        None => (user_topics, "topics of users"),
+        None => (user_topics, "topics or subscribers of users"),
     };
     let topics = share(proposed.acts, all);
     let bytes = share(proposed.bytes, report.bytes);

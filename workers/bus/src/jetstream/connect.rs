@@ -84,6 +84,9 @@ pub struct NatsOptions {
     pub inbox_prefix: Option<String>,
     /// Name of this client in the servers' lists.
     pub name: String,
+    /// Do not come back for ever when the connection is lost: try each address once. What was asked for meanwhile is then not asked for
+    /// at some later time.
+    pub brief: bool,
     /// Copies of each stream: 1, 3 or 5.
     pub replicas: usize,
     /// Limits and times of the queues.
@@ -110,6 +113,7 @@ impl Default for NatsOptions {
             tls: Tls::default(),
             inbox_prefix: None,
             name: "trimtab".to_owned(),
+            brief: false,
             replicas: 1,
             bus: BusOptions::default(),
             create: false,
@@ -179,8 +183,20 @@ pub(crate) struct Empty {}
 /// An answer of the servers that is an error.
 pub(crate) type ApiError = jetstream::Error;
 
-impl Link {
-    pub(crate) async fn connect(options: &NatsOptions) -> Result<Link> {
+/// A connection for other uses than the bus's own.
+#[derive(Clone)]
+pub struct Connection {
+    /// The client.
+    pub client: Client,
+    health: Arc<Health>,
+}
+
+impl Connection {
+    /// Connects. Of the options those about streams are not looked at.
+    ///
+    /// # Errors
+    /// When no server can be reached, or it does not let us in.
+    pub async fn open(options: &NatsOptions) -> Result<Connection> {
         let what = format!("connect to NATS at {}", options.servers.join(", "));
         let health = Arc::new(Health::new());
         let noted = Arc::clone(&health);
@@ -196,6 +212,7 @@ impl Link {
             // Subjects are made of checked names only, see `names::role_of`.
             .skip_subject_validation(true)
             .subscription_capacity(65_536)
+            .max_reconnects(options.brief.then_some(options.servers.len()))
             .name(&options.name);
         let connect = with_tls(connect, options, &what)?;
         let connect = match &options.inbox_prefix {
@@ -220,8 +237,22 @@ impl Link {
             let why = format!("the server has version {version}, at least 2.11 is needed");
             return Err(BusError::Refused { what, why });
         }
+        Ok(Connection { client, health })
+    }
+
+    /// Why the servers refused to pass something on to this subject since then, if they did. They tell it apart from the request, which
+    /// is simply never answered.
+    pub fn refusal(&self, subject: &str, since: std::time::Instant) -> Option<String> {
+        self.health.refusal(&subject.to_lowercase(), since.into())
+    }
+}
+
+impl Link {
+    pub(crate) async fn connect(options: &NatsOptions) -> Result<Link> {
+        let Connection { client, health } = Connection::open(options).await?;
         let context = jetstream::context::ContextBuilder::new().timeout(REQUEST_TIMEOUT).build(client.clone());
         let answers = Answers::start(&client, REQUEST_TIMEOUT).await;
+        let what = "subscribe to the answers of the servers".to_owned();
         let answers = answers.map_err(|e| BusError::Refused { what, why: chain(&e) })?;
         Ok(Link { client, context, health, answers: Arc::new(answers) })
     }

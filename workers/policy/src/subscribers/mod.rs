@@ -3,12 +3,15 @@
 //! A log is decided as a whole, because whether moving one subscriber frees anything depends on where the others stand.
 
 mod check;
+mod filters;
 mod hedwig;
+mod jetstream;
 mod pulsar;
 mod stale;
+mod ttl;
 
 use trimtab_events::{
-    Consume, Decision, Holder, Log, Reason, Stale, Subscriber, SubscriberCandidate, Verdict, decision_id,
+    Consume, Decision, Holder, Log, Reason, Seen, Stale, Subscriber, SubscriberCandidate, Verdict, decision_id,
     subscriber_subject,
 };
 
@@ -18,22 +21,23 @@ use crate::config::{Action, GRACE_S, Rule};
 use crate::decide::{Context, Policy};
 use crate::rules::exclude::{Ruled, reason};
 
-/// Decides about every subscriber of a log, in their order. The same input gives the same answer.
+/// Decides about every subscriber of a log, in their order, and then about the log itself where a rule says something of it. The same
+/// input gives the same answer.
 pub fn decide_subscribers(log: &SubscriberCandidate, policy: &Policy, context: &Context<'_>) -> Vec<Decision> {
     let judged = match &log.log {
         Log::Pulsar(topic) => pulsar::judge(log, topic, policy, context),
         Log::Hedwig(topic) => hedwig::judge(log, topic, policy, context),
+        Log::JetStream(stream) => jetstream::judge(log, stream, policy, context),
     };
-    let decisions = log.subscribers.iter().zip(judged).map(|(subscriber, judged)| {
-        let subject = subscriber_subject(&log.subject, &subscriber.name);
+    let decided = |subject: String, seen: Seen, judged: Judged| {
         let Judged { verdict, reasons, consume, ledgers, bytes, holder } = judged;
         Decision {
-            id: decision_id(context.target, &subject, &subscriber.seen, policy.hash(), verdict),
+            id: decision_id(context.target, &subject, &seen, policy.hash(), verdict),
             scan: context.scan,
             target: context.target.to_owned(),
             subject,
             verdict,
-            seen: subscriber.seen,
+            seen,
             policy: policy.hash().to_owned(),
             ledgers,
             bytes,
@@ -49,8 +53,16 @@ pub fn decide_subscribers(log: &SubscriberCandidate, policy: &Policy, context: &
             not_before_ms: context.now_ms,
             expires_ms: context.now_ms.saturating_add(policy.valid_ms()),
         }
+    };
+    let own = log.subscribers.iter().zip(judged).map(|(subscriber, judged)| {
+        decided(subscriber_subject(&log.subject, &subscriber.name), subscriber.seen, judged)
     });
-    decisions.collect()
+    let whole = match &log.log {
+        Log::JetStream(stream) => ttl::judge(log, stream, policy, context)
+            .map(|judged| decided(log.subject.clone(), ttl::seen(stream), judged)),
+        Log::Pulsar(_) | Log::Hedwig(_) => None,
+    };
+    own.chain(whole).collect()
 }
 
 /// Whether a subscriber holds something that could be freed if it moved. Its idleness counts only while it does: who has nothing to take
@@ -59,6 +71,7 @@ pub fn holds(log: &SubscriberCandidate, index: usize) -> bool {
     match &log.log {
         Log::Pulsar(topic) => pulsar::holds(topic, &log.subscribers[index].name),
         Log::Hedwig(topic) => hedwig::holds(topic, index),
+        Log::JetStream(stream) => jetstream::holds(stream, index),
     }
 }
 
@@ -73,6 +86,31 @@ pub fn reinstate(log: &mut SubscriberCandidate, decision: &Decision) {
             subscriber.history = Some(stale.history);
         }
     }
+}
+
+/// Leaves of a log that was read again what a decision about one of its subscribers needs, so that what is recorded of it stays small, and
+/// binds it to the decision's position: what came later is not decided about.
+pub fn narrow(log: &mut SubscriberCandidate, decision: &Decision) {
+    let Some(consume) = &decision.consume else { return };
+    if let Log::JetStream(stream) = &mut log.log {
+        stream.until = u64::try_from(consume.to.entry).ok();
+    }
+    let named =
+        |name: &str| name == consume.subscription || consume.stale.iter().any(|stale| stale.subscription == name);
+    jetstream::fold(log, &|_, name| named(name), &|_, _| false);
+}
+
+/// Leaves of a log, after it was decided about, what deciding again about those that are acted on needs: a stream can have more consumers
+/// than fit into an event.
+pub fn abridge(log: &mut SubscriberCandidate, decisions: &[Decision]) {
+    let acts = |index: usize| decisions.get(index).is_some_and(|decision| decision.verdict.acts());
+    // Stale, and left where it is for a reason of ours that passes: in its grace period, behind others, not worth it yet.
+    let waits = |index: usize| {
+        decisions.get(index).is_some_and(|decision| {
+            decision.verdict != Verdict::Report && decision.reasons.iter().any(|reason| reason.rule == stale::STALE)
+        })
+    };
+    jetstream::fold(log, &|index, _| acts(index), &|index, _| waits(index));
 }
 
 /// What was found out about one subscriber.
@@ -148,45 +186,57 @@ fn settle<'a>(
                 rule.name, in_all.bytes, rule.min_reclaim_bytes
             );
             Judged::from((Verdict::Keep, reason("rule", says)))
+        } else if let Some(noticed) = notice(subscriber, candidate.rule, context.now_ms, || Consume {
+            stale: names(&all),
+            ..candidate.consume.clone()
+        }) {
+            noticed
+        } else if now.ledgers.is_empty() {
+            let says = "others that must move as well for anything to be freed are still in their grace period";
+            Judged::from((Verdict::Keep, reason("grace", says)))
         } else {
-            match grace(subscriber, candidate.rule, context.now_ms) {
-                Grace::Unmarked(grace_s) => {
-                    let says = format!("it will be acted on in {grace_s} s unless it shows a sign of life");
-                    let mut one = Judged::from((Verdict::Mark, reason("mark", says)));
-                    one.consume = Some(Consume { stale: names(&all), ..candidate.consume.clone() });
-                    one
-                }
-                Grace::Until(at_ms) => {
-                    let left_s = at_ms.saturating_sub(context.now_ms) / 1000;
-                    let says = format!("marked; it may be acted on in {left_s} s unless it shows a sign of life");
-                    Judged::from((Verdict::Keep, reason("grace", says)))
-                }
-                Grace::Over if now.ledgers.is_empty() => {
-                    let says = "others that must move as well for anything to be freed are still in their grace period";
-                    Judged::from((Verdict::Keep, reason("grace", says)))
-                }
-                Grace::Over => {
-                    let delete = candidate.rule.is_some_and(|rule| rule.action == Action::Delete);
-                    let verdict = if delete { Verdict::DeleteSubscription } else { Verdict::Consume };
-                    // Ledgers that go when all of them have moved are counted once, on the first.
-                    let first = ready.first().is_some_and(|first| first.index == candidate.index);
-                    let mut one = Judged::from((verdict, candidate.why.clone()));
-                    if first {
-                        (one.ledgers, one.bytes) = (now.ledgers.clone(), now.bytes);
-                    } else {
-                        let first = ready.first().map_or("", |first| log.subscribers[first.index].name.as_str());
-                        let says = format!("what goes when all stale subscribers have moved is counted on {first:?}");
-                        one.reasons.push(reason("together", says));
-                    }
-                    one.consume = Some(Consume { stale: names(&ready), ..candidate.consume.clone() });
-                    one
-                }
+            let delete = candidate.rule.is_some_and(|rule| rule.action == Action::Delete);
+            let verdict = if delete { Verdict::DeleteSubscription } else { Verdict::Consume };
+            // Ledgers that go when all of them have moved are counted once, on the first.
+            let first = ready.first().is_some_and(|first| first.index == candidate.index);
+            let mut one = Judged::from((verdict, candidate.why.clone()));
+            if first {
+                (one.ledgers, one.bytes) = (now.ledgers.clone(), now.bytes);
+            } else {
+                let first = ready.first().map_or("", |first| log.subscribers[first.index].name.as_str());
+                let says = format!("what goes when all stale subscribers have moved is counted on {first:?}");
+                one.reasons.push(reason("together", says));
             }
+            one.consume = Some(Consume { stale: names(&ready), ..candidate.consume.clone() });
+            one
         };
         if one.reasons.iter().all(|reason| *reason != candidate.why) {
             one.reasons.push(candidate.why.clone());
         }
         judged[candidate.index] = Some(one);
+    }
+}
+
+/// What becomes of a subscriber that is to be acted on while it is not announced yet, or in its grace period; none once that is over.
+fn notice(
+    subscriber: &Subscriber,
+    rule: Option<&Rule>,
+    now_ms: i64,
+    consume: impl FnOnce() -> Consume,
+) -> Option<Judged> {
+    match grace(subscriber, rule, now_ms) {
+        Grace::Unmarked(grace_s) => {
+            let says = format!("it will be acted on in {grace_s} s unless it shows a sign of life");
+            let mut one = Judged::from((Verdict::Mark, reason("mark", says)));
+            one.consume = Some(consume());
+            Some(one)
+        }
+        Grace::Until(at_ms) => {
+            let left_s = at_ms.saturating_sub(now_ms) / 1000;
+            let says = format!("marked; it may be acted on in {left_s} s unless it shows a sign of life");
+            Some(Judged::from((Verdict::Keep, reason("grace", says))))
+        }
+        Grace::Over => None,
     }
 }
 

@@ -8,6 +8,9 @@ use crate::config::{Action, Rule, SIGHTINGS, Trust, names_of};
 use crate::decide::{Context, Policy};
 use crate::rules::exclude::{Ruled, UNKNOWN, reason};
 
+/// The name of the rule that finds a subscriber stale.
+pub(super) const STALE: &str = "stale";
+
 /// A subscriber found to be stale.
 pub(super) struct Found<'a> {
     pub(super) rule: Option<&'a Rule>,
@@ -142,7 +145,7 @@ pub(super) fn stale<'a>(
     if idle_s <= limit_s {
         return keep("activity", format!("idle for {idle_s} s, {who} says {limit_s} s"));
     }
-    let mut why = reason("stale", format!("idle for {idle_s} s ({basis}), {who} says {limit_s} s"));
+    let mut why = reason(STALE, format!("idle for {idle_s} s ({basis}), {who} says {limit_s} s"));
     why.inputs = [
         ("idle_since_ms", history.since_ms.to_string()),
         ("sightings", history.sightings.to_string()),

@@ -41,7 +41,7 @@ fn owner_of(seen: &Candidate) -> Option<&str> {
     match seen {
         Candidate::Subscriber(log) => match &log.log {
             Log::Hedwig(topic) => topic.hub.present().filter(|hub| hub.alive).map(|hub| hub.address.as_str()),
-            Log::Pulsar(_) => None,
+            Log::Pulsar(_) | Log::JetStream(_) => None,
         },
         Candidate::Ledger(_) | Candidate::Orphan(_) => None,
     }

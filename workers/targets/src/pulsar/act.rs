@@ -196,13 +196,13 @@ fn effect_of(outcome: Outcome<Acted>) -> Effect {
     let skipped = |rule, says, alive| Effect { skipped: Some(Skipped { rule, says, alive }), ..Effect::default() };
     match outcome {
         Outcome::Done(acted) => Effect {
-            skipped: None,
             pending: acted.pending,
             unloaded: acted.unloaded,
             aim: acted.up_to,
             left_at: acted.node.as_ref().map(|node| node.info.mark_delete).or(acted.now),
             stood_at: None,
             notes: acted.notes,
+            ..Effect::default()
         },
         Outcome::Online(online) => {
             let who: Vec<&str> = online.who.iter().map(|consumer| consumer.consumer_name.as_str()).collect();

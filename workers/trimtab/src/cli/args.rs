@@ -114,6 +114,9 @@ pub enum Command {
     Nats(NatsArgs),
     /// Look at events that were given up over NATS; put them back, or take them away
     Dead(DeadArgs),
+    /// See it on a nats-server of its own: makes an abandoned consumer, plans, acts, and shows the record
+    #[cfg(feature = "nats")]
+    Demo,
     /// Write the schemas of all events
     Schemas(SchemasArgs),
     /// Print completions for a shell
@@ -150,7 +153,8 @@ pub enum Kind {
 /// Where a target is read from and how fast.
 #[derive(Debug, Default, ClapArgs)]
 pub struct SourceArgs {
-    /// Where the metadata is: zk://host:port,host:port/chroot for Pulsar, hedwig+zk://host:port for a region of Hedwig
+    /// Where the metadata is: zk://host:port,host:port/chroot for Pulsar, hedwig+zk://host:port for a region of Hedwig; or
+    /// nats://host:port for the streams of NATS servers
     #[arg(long, value_name = "ADDRESS")]
     pub from: Option<String>,
     /// What is looked for: `topic` (default), or `orphan` for ledgers of a Pulsar cluster that nothing names
@@ -191,8 +195,12 @@ impl SourceArgs {
                 config.system = System::Hedwig;
                 config.hedwig.metadata = Some(region.to_owned());
             }
+            Some((from, None)) if ["nats://", "tls://"].iter().any(|scheme| from.starts_with(scheme)) => {
+                config.system = System::JetStream;
+                config.jetstream.url = Some(from.to_owned());
+            }
             Some((from, None)) => {
-                if config.system == System::Hedwig {
+                if matches!(config.system, System::Hedwig | System::JetStream) {
                     config.system = System::Pulsar;
                 }
                 config.pulsar.metadata = Some(from.to_owned());
@@ -206,6 +214,9 @@ impl SourceArgs {
                 return Err(Usage(
                     "orphan ledgers of Hedwig are not looked for; --kind orphan is about a Pulsar cluster".to_owned(),
                 ));
+            }
+            (Some(Kind::Orphan), System::JetStream) => {
+                return Err(Usage("NATS has no ledgers; --kind orphan is about a Pulsar cluster".to_owned()));
             }
             _ => {}
         }

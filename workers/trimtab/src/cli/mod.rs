@@ -4,6 +4,10 @@ mod args;
 mod audit;
 mod broker_conf;
 mod dead;
+#[cfg(feature = "nats")]
+mod demo;
+#[cfg(feature = "nats")]
+mod jetstream;
 mod misc;
 mod plan;
 mod protect;
@@ -132,6 +136,8 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Confirm(confirm) => run::confirm(context, confirm).await,
         Command::Protect(protect) => protect::protect(context, protect).await,
         Command::Undo(undo) => undo::undo(context, undo).await,
+        #[cfg(feature = "nats")]
+        Command::Demo => demo::demo(context).await,
         Command::Scanner(role) => roles::run(context, role, Role::Scanner).await,
         Command::Decider(role) => roles::run(context, role, Role::Decider).await,
         Command::Executor(role) => roles::run(context, role, Role::Executor).await,

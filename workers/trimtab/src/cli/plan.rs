@@ -334,7 +334,10 @@ fn stopped(plan: &Plan, scan: ScanRef, config: &Config) -> Option<String> {
         survey: plan.survey.clone(),
         ..trimtab_events::ScanReport::begun(scan, &plan.target, &plan.scope, plan.now_ms)
     };
-    over_caps(&report, totals.topics, None, &config.caps)
+    // Of a system whose logs are no candidates of their own, subscribers are what is acted on.
+    let alone = totals.verdicts.is_empty();
+    let parts = if alone { totals.subscribers.values().sum() } else { totals.topics };
+    over_caps(&report, parts, None, &config.caps)
 }
 
 #[derive(Default)]
@@ -363,6 +366,7 @@ impl Applied {
         }
         let why: Vec<&str> = outcome.reasons.iter().map(|reason| reason.says.as_str()).collect();
         let freed = match outcome.freed.as_slice() {
+            [] if outcome.freed_bytes > 0 => format!(" freed {}", show_bytes(outcome.freed_bytes)),
             [] => String::new(),
             ids => format!(" freed {ids:?}, {}", show_bytes(outcome.freed_bytes)),
         };
@@ -378,15 +382,9 @@ impl Applied {
 
     fn exit(&self, json: bool) -> Exit {
         if !json {
-            println!(
-                "\n{} done, {} pending, {} skipped, {} failed; {} ledgers are gone, {} (one replica)",
-                self.done,
-                self.pending,
-                self.skipped,
-                self.failed,
-                self.ledgers,
-                show_bytes(self.bytes)
-            );
+            let gone = table::gone(self.ledgers, self.bytes);
+            let (done, pending, skipped, failed) = (self.done, self.pending, self.skipped, self.failed);
+            println!("\n{done} done, {pending} pending, {skipped} skipped, {failed} failed; {gone}");
         }
         match (self.done, self.pending + self.skipped + self.failed) {
             (_, 0) => Exit::Done,

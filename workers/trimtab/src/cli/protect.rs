@@ -7,12 +7,15 @@ use super::run::Process;
 use super::table::{print, table};
 use super::{Context, Exit, runtime};
 use crate::clock::timestamp;
+use crate::config::System;
 use crate::wishes::Wishes;
 
 /// `protect`
 pub(crate) async fn protect(context: &Context, args: ProtectArgs) -> anyhow::Result<Exit> {
     let mut config = context.global.config()?;
     args.bus.apply(&mut config);
+    // A wish that is noted for another system is heeded by nobody.
+    config.system = args.subject.as_deref().and_then(System::of_subject).unwrap_or(config.system);
     let process = Process::open(config, runtime::instance()).await?;
     let activity = process.activity();
     let exit = match (args.subject, args.by) {

@@ -42,6 +42,12 @@ pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyh
         }
         System::Hedwig => hedwig_region(config).await,
         System::Bookkeeper => ledgers(config).await,
+        #[cfg(feature = "nats")]
+        System::JetStream => super::jetstream::live(config).await,
+        #[cfg(not(feature = "nats"))]
+        System::JetStream => {
+            anyhow::bail!(Usage("this build cannot reach NATS; build it with the feature nats".to_owned()))
+        }
     }
 }
 
@@ -357,8 +363,10 @@ pub(crate) async fn wires(config: &Config, instance: &str) -> anyhow::Result<Wir
 pub(crate) use nats::definition_options as nats_options;
 
 #[cfg(feature = "nats")]
-mod nats {
+pub(super) mod nats {
     //! The bus over NATS.
+
+    use std::path::Path;
 
     use trimtab_bus::{Credentials, JetStream, NatsOptions, Tls};
 
@@ -383,19 +391,40 @@ mod nats {
         options(config, "", "")
     }
 
+    /// The ways to say who we are, of which one is used.
+    pub(in crate::cli) struct Login<'a> {
+        pub(in crate::cli) user: Option<&'a str>,
+        pub(in crate::cli) password_file: Option<&'a Path>,
+        pub(in crate::cli) nkey_file: Option<&'a Path>,
+        pub(in crate::cli) creds_file: Option<&'a Path>,
+    }
+
+    impl Login<'_> {
+        /// What they come to; `key` is where they are in the configuration.
+        pub(in crate::cli) fn credentials(&self, key: &str) -> anyhow::Result<Credentials> {
+            Ok(match (self.user, self.password_file, self.nkey_file, self.creds_file) {
+                (Some(user), Some(file), None, None) => {
+                    Credentials::UserPassword { user: user.to_owned(), password: secret(file)? }
+                }
+                (None, None, Some(file), None) => Credentials::NkeySeedFile(file.to_owned()),
+                (None, None, None, Some(file)) => Credentials::CredsFile(file.to_owned()),
+                (None, None, None, None) => Credentials::None,
+                _ => anyhow::bail!(Usage(format!(
+                    "give one of {key}.user with {key}.password_file, {key}.nkey_file, {key}.creds_file"
+                ))),
+            })
+        }
+    }
+
     fn options(config: &Config, url: &str, instance: &str) -> anyhow::Result<NatsOptions> {
         let nats = &config.nats;
-        let credentials = match (&nats.user, &nats.password_file, &nats.nkey_file, &nats.creds_file) {
-            (Some(user), Some(file), None, None) => {
-                Credentials::UserPassword { user: user.clone(), password: secret(file)? }
-            }
-            (None, None, Some(file), None) => Credentials::NkeySeedFile(file.clone()),
-            (None, None, None, Some(file)) => Credentials::CredsFile(file.clone()),
-            (None, None, None, None) => Credentials::None,
-            _ => anyhow::bail!(Usage(
-                "give one of nats.user with nats.password_file, nats.nkey_file, nats.creds_file".to_owned()
-            )),
+        let login = Login {
+            user: nats.user.as_deref(),
+            password_file: nats.password_file.as_deref(),
+            nkey_file: nats.nkey_file.as_deref(),
+            creds_file: nats.creds_file.as_deref(),
         };
+        let credentials = login.credentials("nats")?;
         Ok(NatsOptions {
             servers: url.split(',').map(|url| url.trim().to_owned()).collect(),
             credentials,

@@ -121,20 +121,20 @@ pub(crate) fn totals(report: &ScanReport) -> String {
         Some(survey) => (survey.lonely, "ledgers that nothing names"),
         None => (report.topics, "topics"),
     };
-    let mut text =
-        format!("{seen} {what}: {}", if verdicts.is_empty() { "none".to_owned() } else { verdicts.join(", ") });
+    let mut text = format!("{seen} {what}");
+    if !verdicts.is_empty() {
+        text += &format!(": {}", verdicts.join(", "));
+    } else if seen == 0 {
+        text += ": none";
+    }
     if !report.subscribers.is_empty() {
         let judged: Vec<String> = report.subscribers.iter().map(|(verdict, n)| format!("{n} {verdict}")).collect();
         text += &format!("\n{} subscribers: {}", report.subscribers.values().sum::<u64>(), judged.join(", "));
     }
     let proposed = report.proposed;
     let bytes = i64::try_from(proposed.bytes).unwrap_or(i64::MAX);
-    text += &format!(
-        "\n{} acts would free {} ledgers, {} (one replica)",
-        proposed.acts,
-        proposed.ledgers,
-        show_bytes(bytes)
-    );
+    let ledgers = if proposed.ledgers > 0 { format!("{} ledgers, ", proposed.ledgers) } else { String::new() };
+    text += &format!("\n{} acts would free {ledgers}{} (one replica)", proposed.acts, show_bytes(bytes));
     if report.unknown > 0 {
         text += &format!("\n{} of them are kept because something about them could not be learned", report.unknown);
     }
@@ -177,11 +177,19 @@ pub(crate) fn survey(survey: &SurveyReport, orphans: u64) -> String {
     text
 }
 
+/// What went.
+pub(crate) fn gone(ledgers: u64, bytes: i64) -> String {
+    match (ledgers, show_bytes(bytes)) {
+        (0, given_back) if bytes > 0 => format!("{given_back} given back (one replica)"),
+        (ledgers, bytes) => format!("{ledgers} ledgers are gone, {bytes} (one replica)"),
+    }
+}
+
 /// What came of a scan's decisions.
 pub(crate) fn tally(tally: &Tally) -> String {
     let statuses: Vec<String> = tally.statuses.iter().map(|(status, n)| format!("{n} {status}")).collect();
     let statuses = if statuses.is_empty() { "nothing was to be done".to_owned() } else { statuses.join(", ") };
-    let mut text = format!("{statuses}; {} ledgers are gone, {} (one replica)", tally.ledgers, show_bytes(tally.bytes));
+    let mut text = format!("{statuses}; {}", gone(tally.ledgers, tally.bytes));
     if tally.announced > 0 {
         text += &format!("\n{} stale subscribers were announced", tally.announced);
     }

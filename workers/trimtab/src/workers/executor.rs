@@ -12,7 +12,7 @@ use trimtab_events::{
     Announced, Body, Candidate, Decision, Event, Notice, Outcome, Position, Reason, Status, SubscriberCandidate,
     TopicState, Verdict, event_id, split_subscriber,
 };
-use trimtab_policy::{Context, Policy, check_any, decide_any, reinstate, reinstate_orphan};
+use trimtab_policy::{Context, Policy, check_any, decide_any, narrow, reinstate, reinstate_orphan};
 use trimtab_targets::{Act, Class, Effect, Inventory, Mode, Permit, Record, TargetError};
 
 use super::source;
@@ -108,12 +108,14 @@ struct Ended {
     before: Option<TopicState>,
     after: Option<TopicState>,
     unloaded: bool,
+    /// What the act itself measured to be free.
+    freed_bytes: Option<i64>,
 }
 
 impl Ended {
     fn skipped(rule: &'static str, says: impl Into<String>) -> Ended {
         let reasons = vec![reason(rule, says)];
-        Ended { status: Status::Skipped, reasons, before: None, after: None, unloaded: false }
+        Ended { status: Status::Skipped, reasons, before: None, after: None, unloaded: false, freed_bytes: None }
     }
 }
 
@@ -181,7 +183,7 @@ impl Executor {
                 Err(e) => reasons.push(reason("call", format!("what the act left open was not closed: {e}"))),
             }
         }
-        let ended = Ended { status, reasons, before, after, unloaded };
+        let ended = Ended { status, reasons, before, after, unloaded, freed_bytes: None };
         self.finish(&decision, ended, decision.decided_ms, out).await
     }
 
@@ -273,7 +275,14 @@ impl Executor {
                     return Ok(Ended::skipped("protected", format!("{} asked to leave it alone", wish.by)));
                 }
             }
-            Candidate::Subscriber(log) => self.remember(log, &mut decision).await?,
+            Candidate::Subscriber(log) => {
+                if decision.subject == log.subject
+                    && let Some(wish) = parts.activity.protects(&log.subject, self.now_ms()).await?
+                {
+                    return Ok(Ended::skipped("protected", format!("{} asked to leave it alone", wish.by)));
+                }
+                self.remember(log, &mut decision).await?;
+            }
             Candidate::Orphan(ledger) => {
                 for name in wishes_about(ledger) {
                     if let Some(wish) = parts.activity.protects(&name, self.now_ms()).await? {
@@ -324,6 +333,7 @@ impl Executor {
     /// Gives the subscribers of a log what is known of them: marks, wishes, and the histories of the decision where they have not moved
     /// since, or only by our own acts on other partitions.
     async fn remember(&self, log: &mut SubscriberCandidate, decision: &mut Decision) -> Result<(), Failure> {
+        narrow(log, decision);
         self.parts.activity.recall(log).await?;
         for stale in decision.consume.iter_mut().flat_map(|consume| &mut consume.stale) {
             let now = log.subscribers.iter().find(|s| s.name == stale.subscription).and_then(|s| s.progress.present());
@@ -379,6 +389,7 @@ impl Executor {
             after: Some(before.clone()),
             before: Some(before),
             unloaded: false,
+            freed_bytes: None,
         })
     }
 
@@ -492,7 +503,7 @@ impl Executor {
 
     fn outcome(&self, decision: &Decision, ended: Ended, started_ms: i64) -> Outcome {
         let now = self.now_ms();
-        let (freed, freed_bytes) = freed(ended.before.as_ref(), ended.after.as_ref());
+        let (freed, bytes) = freed(ended.before.as_ref(), ended.after.as_ref());
         Outcome {
             decision: decision.id,
             scan: decision.scan,
@@ -506,7 +517,7 @@ impl Executor {
             predicted: decision.ledgers.clone(),
             freed,
             predicted_bytes: decision.bytes,
-            freed_bytes,
+            freed_bytes: ended.freed_bytes.unwrap_or(bytes),
             unloaded: ended.unloaded,
             // Counted from the visit, not from the decision.
             revisit_ms: decision.revisit_ms.map(|at| at - decision.decided_ms + now),
@@ -637,7 +648,7 @@ fn judge(
     after: Result<Option<TopicState>, TargetError>,
 ) -> Ended {
     let mut reasons = Vec::new();
-    let (mut unloaded, mut pending, mut skipped, mut aim) = (false, false, false, None);
+    let (mut unloaded, mut pending, mut skipped, mut aim, mut freed_bytes) = (false, false, false, None, None);
     let failed = match acted {
         Ok(effect) => {
             if let Some(why) = &effect.skipped {
@@ -645,7 +656,7 @@ fn judge(
                 skipped = true;
             }
             reasons.extend(effect.notes.iter().map(|note| reason("call", note.clone())));
-            (unloaded, pending, aim) = (effect.unloaded, effect.pending, effect.aim);
+            (unloaded, pending, aim, freed_bytes) = (effect.unloaded, effect.pending, effect.aim, effect.freed_bytes);
             false
         }
         Err(e) => {
@@ -657,7 +668,8 @@ fn judge(
         Ok(after) => after,
         Err(e) => {
             reasons.push(reason("verify", format!("what came of it could not be read: {e}")));
-            return Ended { status: Status::Pending, reasons, before: Some(before), after: None, unloaded };
+            let status = Status::Pending;
+            return Ended { status, reasons, before: Some(before), after: None, unloaded, freed_bytes };
         }
     };
     let (gone, _) = freed(Some(&before), after.as_ref());
@@ -688,7 +700,7 @@ fn judge(
             "the retention time of its last ledger runs from now; a second visit frees it",
         ));
     }
-    Ended { status, reasons, before: Some(before), after, unloaded }
+    Ended { status, reasons, before: Some(before), after, unloaded, freed_bytes }
 }
 
 /// How long a scan that leads without a sign of life keeps executors from acting.

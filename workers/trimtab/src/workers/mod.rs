@@ -10,7 +10,7 @@ pub use audit::Audit;
 pub use decider::Decider;
 pub use executor::{Executor, ExecutorParts};
 pub use recovery::{RecoveryParts, RecoveryWorker};
-pub(crate) use scanner::{SHARD_TRIES, add_survey, count, count_orphan, count_subscriber, reads};
+pub(crate) use scanner::{SHARD_TRIES, add_survey, count, count_log, count_orphan, count_subscriber, reads};
 pub use scanner::{Scanner, ScannerParts};
 
 /// `/trimtab/<role>/<instance>`, the source of events.

@@ -13,10 +13,10 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use trimtab_bus::{Lease, Role, Store};
 use trimtab_events::{
     Announced, Body, Candidate, Decision, Event, LedgerCandidate, Notice, OrphanCandidate, Page, ScanRef, ScanReport,
-    ScanRequest, SubscriberCandidate, SurveyReport, TopicClass, Trace, Verdict, event_id,
+    ScanRequest, SubscriberCandidate, SubscriberClass, SurveyReport, TopicClass, Trace, Verdict, event_id,
 };
 use trimtab_policy::rules::exclude::UNKNOWN;
-use trimtab_policy::{Context, Policy, decide, decide_orphan, decide_subscribers, needs};
+use trimtab_policy::{Context, Policy, abridge, decide, decide_orphan, decide_subscribers, needs};
 use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 
 use super::source;
@@ -305,9 +305,12 @@ impl Scanner {
         let context = Context { scan: scan.report.scan, target: &self.parts.target, now_ms: self.now_ms() };
         watch.see(&mut log, context.now_ms).await?;
         let decisions = decide_subscribers(&log, &self.parts.policy, &context);
-        for (subscriber, decision) in log.subscribers.iter().zip(&decisions) {
-            scan.newest_ms = scan.newest_ms.max(subscriber.seen.modified_ms);
+        scan.user_topics += count_log(&mut scan.report, &log);
+        for (index, decision) in decisions.iter().enumerate() {
             count_subscriber(&mut scan.report, decision);
+            // The last one may be about the log itself.
+            let Some(subscriber) = log.subscribers.get(index) else { continue };
+            scan.newest_ms = scan.newest_ms.max(subscriber.seen.modified_ms);
             if decision.verdict == Verdict::Mark {
                 watch.marking(&log, &subscriber.name);
             }
@@ -315,6 +318,7 @@ impl Scanner {
         let acting = decisions.iter().find(|decision| decision.verdict.acts());
         if let Some(decision) = acting.filter(|_| scan.report.proposed.acts <= self.parts.caps.max_acts) {
             let trace = sighting(&log.subject, "subscriber", request, decision);
+            abridge(&mut log, &decisions);
             let bytes = log.about_bytes();
             page.push(log, bytes, trace);
         }
@@ -508,6 +512,14 @@ pub(crate) fn count(report: &mut ScanReport, topic: &LedgerCandidate, decision: 
     if decision.verdict.acts() {
         propose(report, decision);
     }
+}
+
+/// Adds a log that is no candidate of its own otherwise to a report; how many parts it has that may be acted on.
+pub(crate) fn count_log(report: &mut ScanReport, log: &SubscriberCandidate) -> u64 {
+    let Some(bytes) = log.alone() else { return 0 };
+    report.topics += 1;
+    report.bytes = report.bytes.saturating_add(bytes);
+    log.subscribers.iter().filter(|subscriber| subscriber.class == SubscriberClass::User).count() as u64
 }
 
 /// Adds a subscriber to a report. An announcement does nothing to the target, so it is none of the acts that are limited.
