@@ -216,6 +216,8 @@ fn torn(mess: Mess) -> (Ground, i64, BTreeSet<i64>) {
 #[test]
 #[ignore = "needs Pulsar, BookKeeper, ZooKeeper"]
 fn exactly_the_orphans_go_and_every_owner_goes_on() {
+    // Built before anything waits for it.
+    trimtab_tests::trimtab::binary();
     let began = Instant::now();
     let builder = PulsarRig::builder().only(&[Part::ZooKeeper, Part::Bookie]);
     let builder = builder.setting("retentionCheckIntervalInSeconds", "3600");
