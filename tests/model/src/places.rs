@@ -46,7 +46,7 @@ const PLACES: [(&str, &[&str]); 22] = [
     ("trimtab/src/workers/executor.rs", &["async fn close_open(", "inventory.observe(", "act.tidy(", "self.finish("]),
     (
         "trimtab/src/workers/executor.rs",
-        &["fn handle<'a>", "gate(decision.scan.id)", "gate.scan.fence < decision.scan.fence", "self.carry_out("],
+        &["fn handle<'a>", "gate(decision.scan.id)", "gate.scan.fence >= decision.scan.fence", "self.carry_out("],
     ),
     ("trimtab/src/worker.rs", &["async fn settle(", "Ok(()) => (\"done\", settle.done().await)"]),
     ("trimtab/src/workers/decider.rs", &["act_on_any(", "out.emit(event).await? == Published::Outstanding"]),

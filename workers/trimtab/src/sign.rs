@@ -150,7 +150,7 @@ impl Desk {
                 let _ = to.send(done.clone().map(|()| events));
             }
         }
-        signed.await.unwrap_or_else(|_| Err(SignError::Desk))
+        signed.await.unwrap_or(Err(SignError::Desk))
     }
 }
 

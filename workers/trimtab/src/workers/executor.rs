@@ -745,7 +745,7 @@ impl Worker for Executor {
             }
             let gate = self.parts.scans.gate(decision.scan.id).await?;
             // One by a leader before the one that made the decision has not judged it.
-            let judged = !gate.as_ref().is_none_or(|gate| gate.scan.fence < decision.scan.fence);
+            let judged = gate.as_ref().is_some_and(|gate| gate.scan.fence >= decision.scan.fence);
             if !judged && self.now_ms() <= decision.expires_ms {
                 let why = format!("scan {} has not ended", decision.scan.id);
                 return Err(Failure::Later { after: GATE_AGAIN, why });
