@@ -34,4 +34,4 @@ orphans-long:
 
 # The model of the protocol with two decisions and every fault for each act. Not part of CI: it takes minutes and gigabytes.
 model-long:
-    cargo test --locked -p trimtab-model -- --include-ignored --nocapture --test-threads=1
+    cargo test --locked -p trimtab-model --features long -- --nocapture --test-threads=1

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "takes minutes: just model-long"]
+    #[cfg(feature = "long")]
     fn every_promise_holds_with_two_decisions() {
         holds("attach (Pulsar), two decisions", Protocol::new(Attach::PULSAR).twice(), &[]);
         holds("attach (Hedwig), two decisions", Protocol::new(Attach::HEDWIG).twice(), &[]);

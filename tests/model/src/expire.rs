@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "takes minutes: just model-long"]
+    #[cfg(feature = "long")]
     fn every_promise_holds_with_two_decisions() {
         holds("expire, two decisions", model(By::Age, false).twice(), &[]);
     }

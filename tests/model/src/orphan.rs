@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "takes minutes: just model-long"]
+    #[cfg(feature = "long")]
     fn every_promise_holds_with_two_decisions_and_every_fault() {
         holds("orphan, two decisions, every fault", Protocol::new(Orphan::CODE).twice(), &[]);
     }

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "takes minutes: just model-long"]
+    #[cfg(feature = "long")]
     fn every_promise_holds_with_two_decisions_and_every_fault() {
         holds("trim, two decisions, every fault", model(By::Owner, Guards::CODE).twice(), &[]);
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use tokio::task::JoinHandle;
 use tracing::warn;
 use trimtab_bus::Store;
 use trimtab_events::{
@@ -14,7 +15,7 @@ use trimtab_policy::{Context, Policy, check_any, decide_any};
 use trimtab_targets::bookkeeper::ALL_LEDGERS;
 use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 
-use crate::activity::{ShardWatch, Watch};
+use crate::activity::{Cleared, ShardWatch, Watch};
 use crate::sightings::Sightings;
 use crate::worker::Failure;
 use crate::workers::{SHARD_TRIES, add_survey, count, count_log, count_orphan, count_subscriber, reads};
@@ -110,7 +111,7 @@ impl Planning<'_> {
             let wanted = reads(topic, self.policy, self.target, self.now_ms);
             if self.explain { Reads { subscribers: wanted.subscribers, ..Reads::ALL } } else { wanted }
         };
-        let mut watched = Watched { watch: self.watch, group: None };
+        let mut watched = Watched { watch: self.watch, group: None, writing: None };
         let sightings = self.sightings.as_ref();
         let mut sightings =
             sightings.map(|(store, record)| Sightings::new(store.clone(), self.target, scan.id, *record));
@@ -146,7 +147,9 @@ impl Planning<'_> {
                 self.item(&candidate, decision, planned, each);
             }
         }
-        watched.finish(planned.problems.len()).await.map_err(remembering)
+        watched.written().await.map_err(remembering)?;
+        watched.finish(planned.problems.len());
+        watched.written().await.map_err(remembering)
     }
 
     fn item(
@@ -197,6 +200,8 @@ struct Watched<'a> {
     watch: Option<(&'a Watch, bool)>,
     /// The present namespace, its memory, and how many problems there were before it.
     group: Option<(String, ShardWatch, usize)>,
+    /// The one before it, whose memory is being written: to wait for the disk each time would take longer than to read.
+    writing: Option<JoinHandle<Result<Vec<Cleared>, Failure>>>,
 }
 
 impl Watched<'_> {
@@ -204,9 +209,10 @@ impl Watched<'_> {
         let Some((watch, record)) = self.watch else { return Ok(()) };
         let group = group_of(&log.subject);
         if self.group.as_ref().is_none_or(|(present, ..)| present != group) {
+            self.written().await?;
             let next = watch.shard(group, record).await?;
             let group = group.to_owned();
-            self.finish(problems).await?;
+            self.finish(problems);
             self.group = Some((group, next, problems));
         }
         match &mut self.group {
@@ -215,9 +221,16 @@ impl Watched<'_> {
         }
     }
 
-    async fn finish(&mut self, problems: usize) -> Result<(), Failure> {
-        let Some((_, watch, before)) = self.group.take() else { return Ok(()) };
-        watch.finish(problems == before).await.map(|_| ())
+    /// Begins to write what was seen of the present namespace.
+    fn finish(&mut self, problems: usize) {
+        if let Some((_, watch, before)) = self.group.take() {
+            self.writing = Some(tokio::spawn(watch.finish(problems == before)));
+        }
+    }
+
+    async fn written(&mut self) -> Result<(), Failure> {
+        let Some(writing) = self.writing.take() else { return Ok(()) };
+        writing.await.map_err(|e| Failure::new(Class::Bug, e))?.map(|_| ())
     }
 }
 
