@@ -322,6 +322,7 @@ async fn nats_closing_gives_back_what_was_not_taken() {
     first.close().await;
     for _ in 0..9 {
         let got = timeout(Duration::from_secs(5), second.take(Role::Audit)).await.expect("in time").expect("taken");
+        assert!(got.tries <= 2, "it went to the first again, {} times", got.tries);
         got.settle.done().await.expect("settled");
     }
     mine.settle.done().await.expect("settled");

@@ -75,12 +75,12 @@ pub(crate) async fn whatever_holds_a_stream_lets_go_and_goes_on_behind() {
 
         // It is there, and goes on behind what was given up; the other one has lost nothing.
         ground.publish(&subject, 5).await;
-        assert_eq!(ground.owed(&stream, "active").await, [101, 102, 103, 104, 105], "{kind}");
+        assert_eq!(ground.owed(&stream, "active", 5).await, [101, 102, 103, 104, 105], "{kind}");
         if ["push", "group", "acknone"].contains(&kind) {
             // Nobody listens, or nothing would be confirmed.
             assert_eq!(state_of(&ground.observe(&stream).await, "old").pending, 5, "{kind}");
         } else {
-            assert_eq!(ground.owed(&stream, "old").await, [101, 102, 103, 104, 105], "{kind}");
+            assert_eq!(ground.owed(&stream, "old", 5).await, [101, 102, 103, 104, 105], "{kind}");
         }
     }))
     .await;
@@ -101,7 +101,7 @@ pub(crate) async fn whoever_is_alive_keeps_what_it_has_not_taken() {
         let effect = ground.act(&ground.acting(QUICK), &stream, "old", &["slow"], Action::Reclaim).await.unwrap();
         assert_eq!(effect.skipped, None, "{kind}");
         assert_eq!(ground.held(&stream).await.0, 40, "{kind} {verdict}");
-        assert_eq!(ground.owed(&stream, "slow").await, (61..=100).collect::<Vec<u64>>(), "{kind}");
+        assert_eq!(ground.owed(&stream, "slow", 40).await, (61..=100).collect::<Vec<u64>>(), "{kind}");
     }))
     .await;
 }
@@ -118,7 +118,7 @@ pub(crate) async fn an_end_beyond_the_streams_is_never_reset_to() {
     let effect = ground.acting(QUICK).act(&decision, &seen, &Taken::default(), &permit()).await.unwrap();
     assert_eq!(effect.aim.map(|at| at.entry), Some(100), "{effect:?}");
     ground.publish("e.a", 3).await;
-    assert_eq!(ground.owed("E", "old").await, [101, 102, 103]);
+    assert_eq!(ground.owed("E", "old", 3).await, [101, 102, 103]);
 }
 
 /// What its servers take away by themselves, what somebody labelled, paused, or made for a stream: each is seen for what it is.
@@ -293,7 +293,7 @@ pub(crate) async fn old_messages_go_below_whoever_has_not_taken_them() {
             let after = ground.observe(stream).await;
             assert_eq!(after.position(""), effect.aim, "it begins behind what was decided");
         }
-        assert_eq!(ground.owed(stream, "slow").await, (71..=100).collect::<Vec<u64>>(), "{stream}");
+        assert_eq!(ground.owed(stream, "slow", 30).await, (71..=100).collect::<Vec<u64>>(), "{stream}");
     }))
     .await;
     // Nobody reads it at all: only its age counts.
@@ -308,7 +308,7 @@ pub(crate) async fn old_messages_go_below_whoever_has_not_taken_them() {
     ground.consumer("OLDN", "late", json!({})).await;
     let effect = ground.acting(QUICK).act(&decision, &seen, &Taken::default(), &permit()).await.unwrap();
     assert_eq!(effect.skipped.map(|why| why.rule), Some("changed"));
-    assert_eq!(ground.owed("OLDN", "late").await.len(), 30);
+    assert_eq!(ground.owed("OLDN", "late", 30).await.len(), 30);
 }
 
 /// How much later than what was old at a moment something is that is young at that moment.

@@ -167,8 +167,9 @@ impl Ground {
         got
     }
 
-    /// Everything that a consumer is still owed, to somebody who comes now: until its servers say that there is nothing more.
-    pub(crate) async fn owed(&self, stream: &str, consumer: &str) -> Vec<u64> {
+    /// Everything that a consumer is still owed, to somebody who comes now: until its servers say that there is nothing more. What was just
+    /// stored they count a moment later, so there must have been `at_least` so many.
+    pub(crate) async fn owed(&self, stream: &str, consumer: &str, at_least: usize) -> Vec<u64> {
         let mut got = Vec::new();
         until!("everything is taken", {
             let info = self.info(stream, consumer).await;
@@ -178,7 +179,7 @@ impl Ground {
                 reader.ask(usize::try_from(open).unwrap()).await;
                 got.extend(reader.take(usize::try_from(open).unwrap()).await);
             }
-            open == 0
+            open == 0 && got.len() >= at_least
         });
         got
     }

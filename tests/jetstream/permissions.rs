@@ -123,5 +123,5 @@ pub(crate) async fn a_call_on_a_lost_connection_is_not_made_later() {
     tokio::time::sleep(short.hold).await;
     let info = ground.api("CONSUMER.INFO.V.old", Value::Null).await;
     assert_eq!((info["ack_floor"]["stream_seq"].as_u64(), info["paused"].as_bool().unwrap_or(false)), (Some(0), false));
-    assert_eq!(ground.owed("V", "old").await.len(), 100);
+    assert_eq!(ground.owed("V", "old", 100).await.len(), 100);
 }

@@ -157,10 +157,10 @@ pub(crate) async fn an_abandoned_consumer_is_found_announced_moved_and_put_back(
     assert!(["intent", "evidence", "outcome", "undo"].iter().all(|kind| shown.contains(kind)), "{shown}");
 
     // Nobody has lost anything but what was given up.
-    assert_eq!(ground.owed("ORDERS", "gone").await, (64..=100).collect::<Vec<u64>>());
-    assert_eq!(ground.owed("ORDERS", "billing").await, (64..=100).collect::<Vec<u64>>());
-    assert_eq!(ground.owed("LATE", "s").await, (2..=100).collect::<Vec<u64>>());
-    assert_eq!(ground.owed("WISH", "s").await, (1..=100).collect::<Vec<u64>>());
+    assert_eq!(ground.owed("ORDERS", "gone", 37).await, (64..=100).collect::<Vec<u64>>());
+    assert_eq!(ground.owed("ORDERS", "billing", 37).await, (64..=100).collect::<Vec<u64>>());
+    assert_eq!(ground.owed("LATE", "s", 99).await, (2..=100).collect::<Vec<u64>>());
+    assert_eq!(ground.owed("WISH", "s", 100).await, (1..=100).collect::<Vec<u64>>());
 
     // N-03: the servers lose everything that they stored. What was done is in a record of our own.
     ground = tokio::task::spawn_blocking(move || {
@@ -226,11 +226,11 @@ pub(crate) async fn a_plan_that_is_applied_skips_what_changed_since() {
     let (messages, _, first) = ground.held("ORDERS").await;
     assert_eq!((messages, first), (20, 31), "up to where the slow one is");
     for consumer in ["audit-slow", "old"] {
-        assert_eq!(ground.owed("ORDERS", consumer).await, (31..=50).collect::<Vec<u64>>(), "{consumer}");
+        assert_eq!(ground.owed("ORDERS", consumer, 20).await, (31..=50).collect::<Vec<u64>>(), "{consumer}");
     }
     assert_eq!(ground.held("AGED").await.0, 0);
-    assert_eq!(ground.owed("ONE", "old").await, (51..=55).collect::<Vec<u64>>());
-    assert_eq!(ground.owed("TWO", "old").await, (2..=50).collect::<Vec<u64>>());
+    assert_eq!(ground.owed("ONE", "old", 5).await, (51..=55).collect::<Vec<u64>>());
+    assert_eq!(ground.owed("TWO", "old", 49).await, (2..=50).collect::<Vec<u64>>());
 }
 
 /// trimtab's own streams, on the same servers, by rules that would take anything.

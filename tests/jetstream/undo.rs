@@ -53,7 +53,7 @@ pub(crate) async fn a_consumer_gets_back_what_is_still_there() {
         let pending = state_of(&ground.observe(&stream).await, "old").pending;
         assert_eq!(pending, 50, "{stream}: what is left of what it had not taken");
         if kind != "PUSH" {
-            assert_eq!(ground.owed(&stream, "old").await, (51..=100).collect::<Vec<u64>>(), "{stream}");
+            assert_eq!(ground.owed(&stream, "old", 50).await, (51..=100).collect::<Vec<u64>>(), "{stream}");
         }
     }))
     .await;
@@ -84,7 +84,7 @@ pub(crate) async fn one_that_began_at_what_was_new_begins_where_it_stood() {
     let (_, undo) = acted(&ground, "N", &["ahead"], Action::Delete).await;
     let effect = taken_back(&ground, &undo).await;
     assert!(effect.notes.iter().any(|note| note.contains("by_start_sequence")), "{effect:?}");
-    assert_eq!(ground.owed("N", "old").await, (51..=100).collect::<Vec<u64>>());
+    assert_eq!(ground.owed("N", "old", 50).await, (51..=100).collect::<Vec<u64>>());
 }
 
 pub(crate) async fn nothing_is_taken_back_from_who_went_on_or_is_there_again() {
@@ -102,7 +102,7 @@ pub(crate) async fn nothing_is_taken_back_from_who_went_on_or_is_there_again() {
         assert_eq!(ground.drain(&stream, "old", 2).await.len(), 2);
         let effect = taken_back(&ground, &undo).await;
         assert_eq!(effect.skipped.map(|why| (why.rule, why.alive)), Some(("changed", true)), "{stream}");
-        assert_eq!(ground.owed(&stream, "old").await, [23, 24, 25]);
+        assert_eq!(ground.owed(&stream, "old", 3).await, [23, 24, 25]);
     }
     // A purge has no way back.
     ground.stream("XP", json!({ "subjects": ["XP.>"] })).await;

@@ -311,12 +311,9 @@ impl Bus for JetStream {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.closed.store(true, std::sync::atomic::Ordering::Release);
-            for puller in self.pullers.iter().filter_map(OnceLock::get) {
-                puller.close();
-            }
-            for puller in self.laned.lock().unwrap_or_else(PoisonError::into_inner).values() {
-                puller.close();
-            }
+            let laned: Vec<_> = self.laned.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+            let pullers = self.pullers.iter().filter_map(OnceLock::get).chain(laned.iter().map(AsRef::as_ref));
+            join_all(pullers.map(Puller::close)).await;
         })
     }
 }

@@ -14,7 +14,7 @@ use async_nats::{Client, Message, StatusCode, Subscriber};
 use futures::{FutureExt, StreamExt};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::connect::{Link, jitter};
 use super::letters::{Letters, give_up};
@@ -30,6 +30,8 @@ const PULL_GRACE: Duration = Duration::from_secs(1);
 const LIVELY: Duration = Duration::from_secs(1);
 /// Between two attempts when the servers refuse to be asked.
 const REFUSED_DELAY: Duration = Duration::from_millis(500);
+/// How long it may take to give back what nobody took.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// Messages that are asked for ahead of need. A message ages from the moment it arrives here, so roles whose work may take
 /// long ask for none.
@@ -95,6 +97,8 @@ struct Shared {
     arrived: Notify,
     /// The task: somebody wants one.
     wanted: Notify,
+    /// Whoever closes: the task has come to its end.
+    ended: Notify,
 }
 
 impl Shared {
@@ -163,6 +167,7 @@ impl Puller {
             state: Mutex::default(),
             arrived: Notify::new(),
             wanted: Notify::new(),
+            ended: Notify::new(),
         });
         let asker = Asker {
             link: link.clone(),
@@ -220,20 +225,14 @@ impl Puller {
         }
     }
 
-    pub(super) fn close(&self) {
-        let buffer = {
-            let mut state = self.shared.state();
-            state.closed = true;
-            std::mem::take(&mut state.buffer)
-        };
+    /// Asks for nothing any more, and gives back what nobody took. The task does that: only once the servers know that this process waits
+    /// for nothing, or they would send it here again, which counts as a try each time.
+    pub(super) async fn close(&self) {
+        self.shared.state().closed = true;
         self.shared.arrived.notify_waiters();
         self.shared.wanted.notify_one();
-        if !buffer.is_empty() {
-            tokio::spawn(give_back(
-                Arc::clone(&self.shared),
-                buffer.into_iter().map(|waiting| waiting.taken).collect(),
-            ));
-        }
+        // Who does not come to its end in time leaves them to come back by themselves.
+        let _ = timeout(CLOSING, self.shared.ended.notified()).await;
     }
 }
 
@@ -279,6 +278,9 @@ impl Asker {
                 }
             }
         }
+        let buffer = std::mem::take(&mut self.shared.state().buffer);
+        give_back(Arc::clone(&self.shared), buffer.into_iter().map(|waiting| waiting.taken).collect()).await;
+        self.shared.ended.notify_one();
     }
 
     /// As long as the subscription lives. No message ends it, whatever it says.
@@ -386,15 +388,8 @@ impl Asker {
             });
             return;
         }
-        let mut state = self.shared.state();
-        if state.closed {
-            drop(state);
-            tokio::spawn(give_back(Arc::clone(&self.shared), vec![taken]));
-        } else {
-            state.buffer.push_back(Waiting { taken, arrived: Instant::now() });
-            drop(state);
-            self.shared.arrived.notify_one();
-        }
+        self.shared.state().buffer.push_back(Waiting { taken, arrived: Instant::now() });
+        self.shared.arrived.notify_one();
     }
 
     /// A request ended without having got all it asked for.
