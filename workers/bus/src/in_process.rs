@@ -70,9 +70,7 @@ impl Letters {
             }
         }
     }
-}
 
-impl Letters {
     fn find(&self, id: &str) -> Option<&DeadLetter> {
         self.kept.iter().find(|letter| letter.id == id)
     }

@@ -98,9 +98,7 @@ impl Letters {
         letters.reverse();
         Ok(letters)
     }
-}
 
-impl Letters {
     /// The letter of this id, which is its place in the stream.
     pub(super) async fn one(&self, id: &str) -> Result<Option<DeadLetter>> {
         let Ok(sequence) = id.parse() else { return Ok(None) };

@@ -123,14 +123,13 @@ impl Drop for Puller {
         if !buffer.is_empty()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            runtime
-                .spawn(give_back(Arc::clone(&self.shared), buffer.into_iter().map(|waiting| waiting.taken).collect()));
+            runtime.spawn(give_back(Arc::clone(&self.shared), buffer));
         }
     }
 }
 
-async fn give_back(shared: Arc<Shared>, all: Vec<Taken>) {
-    for taken in all {
+async fn give_back(shared: Arc<Shared>, all: VecDeque<Waiting>) {
+    for Waiting { taken, .. } in all {
         if let Err(error) = settle(&shared.client, &taken.message, AckKind::Nak(None)).await {
             tracing::debug!(%error, "could not give a message back; it comes back by itself");
         }
@@ -279,7 +278,7 @@ impl Asker {
             }
         }
         let buffer = std::mem::take(&mut self.shared.state().buffer);
-        give_back(Arc::clone(&self.shared), buffer.into_iter().map(|waiting| waiting.taken).collect()).await;
+        give_back(Arc::clone(&self.shared), buffer).await;
         self.shared.ended.notify_one();
     }
 
@@ -428,7 +427,7 @@ impl Asker {
 
     /// What nobody took for long goes to other processes. It counts as a try, which is why it is only then.
     async fn return_aged(&self) {
-        let mut aged = Vec::new();
+        let mut aged = VecDeque::new();
         {
             let mut state = self.shared.state();
             if state.takers == 0 {
@@ -438,7 +437,7 @@ impl Asker {
             }
         }
         if !aged.is_empty() {
-            give_back(Arc::clone(&self.shared), aged.into_iter().map(|waiting| waiting.taken).collect()).await;
+            give_back(Arc::clone(&self.shared), aged).await;
         }
     }
 }

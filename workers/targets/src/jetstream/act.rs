@@ -400,6 +400,7 @@ fn position(sequence: u64) -> Position {
     Position { ledger: 0, entry: i64::try_from(sequence).unwrap_or(i64::MAX) }
 }
 
+/// There is nothing to tidy: a pause that was left ends by itself, and one that is not ours is somebody's wish.
 impl Act for JetStreamAct {
     fn act<'a>(
         &'a self,
@@ -425,16 +426,6 @@ impl Act for JetStreamAct {
             self.carry_out(decision, consume, (log, stream), record).await
         }
         .boxed()
-    }
-
-    /// There is nothing to put back: a pause that was left ends by itself, and one that is not ours is somebody's wish.
-    fn tidy<'a>(
-        &'a self,
-        _decision: &'a Decision,
-        _seen: &'a Candidate,
-        _permit: &'a Permit,
-    ) -> BoxFuture<'a, Result<Effect>> {
-        futures::future::ready(Ok(Effect::default())).boxed()
     }
 
     fn undo<'a>(

@@ -31,12 +31,7 @@ pub(super) async fn undo(act: &JetStreamAct, undo: &Undo) -> Result<Effect> {
     let consume = consume.as_ref().ok_or_else(|| failed(Class::Invalid, "it says nothing of a consumer"))?;
     match verdict {
         Verdict::Consume | Verdict::DeleteSubscription => {}
-        Verdict::Mark => {
-            return Err(failed(
-                Class::Invalid,
-                "nothing was done to it; `trimtab protect` keeps it from being acted on",
-            ));
-        }
+        Verdict::Mark => return Err(undo.impossible()),
         _ => return Err(failed(Class::Invalid, "what was purged is gone for good")),
     }
     let name =

@@ -200,7 +200,6 @@ fn effect_of(outcome: Outcome<Acted>) -> Effect {
             unloaded: acted.unloaded,
             aim: acted.up_to,
             left_at: acted.node.as_ref().map(|node| node.info.mark_delete).or(acted.now),
-            stood_at: None,
             notes: acted.notes,
             ..Effect::default()
         },
