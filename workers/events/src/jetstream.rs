@@ -5,7 +5,14 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::Evidence;
+use crate::{Evidence, Position};
+
+impl Position {
+    /// Of a sequence in a stream. One beyond what a position can say, which is not decided about, becomes the largest.
+    pub fn of_sequence(sequence: u64) -> Position {
+        Position { ledger: 0, entry: i64::try_from(sequence).unwrap_or(i64::MAX) }
+    }
+}
 
 /// A stream and its consumers, as its servers describe them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

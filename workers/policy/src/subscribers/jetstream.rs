@@ -458,8 +458,8 @@ impl<'a> Case<'a> {
         Consume {
             log: self.log.subject.clone(),
             subscription: idle.name.to_owned(),
-            from: position(idle.consumer.floor),
-            to: position(to),
+            from: Position::of_sequence(idle.consumer.floor),
+            to: Position::of_sequence(to),
             messages: i64::try_from(self.between(idle, to)).unwrap_or(i64::MAX),
             grace_s: grace_of(idle.rule),
             stale: moved.iter().filter(counts_on).map(|other| other.stale.clone()).collect(),
@@ -521,7 +521,7 @@ impl<'a> Case<'a> {
         let holder = lowest.or_else(|| most_in_hand().map(|other| (other.floor.unwrap_or(0), other)));
         let holder = holder.map(|(at, other)| Holder {
             cursor: other.name.to_owned(),
-            position: position(at),
+            position: Position::of_sequence(at),
             bytes: self.bytes(self.between(idle, end).saturating_sub(messages)),
             since_ms: other.since_ms,
         });
@@ -560,9 +560,4 @@ impl Idle<'_> {
         );
         Judged { holder: Some(holder), ..self.with((Verdict::Blocked, reason("pinned-by-other", says))) }
     }
-}
-
-/// Sequences are checked to fit.
-fn position(sequence: u64) -> Position {
-    Position { ledger: 0, entry: i64::try_from(sequence).unwrap_or(i64::MAX) }
 }

@@ -115,14 +115,13 @@ fn purge(
         let least = rule.min_reclaim_bytes;
         return keep("rule", format!("rule {}: about {bytes} bytes are less than min_reclaim, {least}", rule.name));
     }
-    let position = |sequence: u64| Position { ledger: 0, entry: i64::try_from(sequence).unwrap_or(i64::MAX) };
     let mut one = Judged::from((Verdict::Purge, reason("ttl", says)));
     one.bytes = bytes;
     one.consume = Some(Consume {
         log: log.subject.clone(),
         subscription: String::new(),
-        from: position(begin),
-        to: position(to),
+        from: Position::of_sequence(begin),
+        to: Position::of_sequence(to),
         messages: i64::try_from(messages).unwrap_or(i64::MAX),
         grace_s: 0,
         stale: Vec::new(),

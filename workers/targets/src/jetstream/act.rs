@@ -252,13 +252,13 @@ impl JetStreamAct {
                 ));
             }
         }
-        effect.aim = Some(position(end));
+        effect.aim = Some(Position::of_sequence(end));
         effect.freed_bytes = self.freed(hands, &before).await;
         if case.decision.verdict != Verdict::DeleteSubscription
             && let Some(subject) = subject
             && let Ok(Some(info)) = hands.info(&subject).await
         {
-            effect.left_at = Some(position(info.floor()));
+            effect.left_at = Some(Position::of_sequence(info.floor()));
         }
         Ok(())
     }
@@ -393,11 +393,6 @@ impl Party {
         let coming = !info.paused && !paused;
         if ours || coming { Ok(()) } else { Err(skipped("paused", format!("{name:?} is not paused by us"), false)) }
     }
-}
-
-/// Sequences beyond what a position can say are not decided about.
-fn position(sequence: u64) -> Position {
-    Position { ledger: 0, entry: i64::try_from(sequence).unwrap_or(i64::MAX) }
 }
 
 /// There is nothing to tidy: a pause that was left ends by itself, and one that is not ours is somebody's wish.
