@@ -1,5 +1,12 @@
 //! The commands that look after what is on NATS, and workers that come and go there: the real binary and a real server.
 
+#[path = "nats_cli/forged.rs"]
+mod forged;
+#[path = "nats_cli/rights.rs"]
+mod rights;
+#[path = "nats_cli/shipped.rs"]
+mod shipped;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -18,9 +18,23 @@ pub struct Builder {
     nodes: usize,
     sync_interval: String,
     extra: String,
+    shipped: Vec<(String, String)>,
 }
 
+/// The roles that the shipped configuration has a user for.
+pub const ROLES: [&str; 9] =
+    ["admin", "scanner", "decider", "executor", "audit", "recover", "recovery", "operator", "observer"];
+
 impl Builder {
+    /// One node with the configuration that trimtab ships, as it is, and the public keys of its users: of each of [`ROLES`].
+    pub fn shipped(mut self, keys: &[(&str, &str)]) -> Self {
+        self.shipped = keys
+            .iter()
+            .map(|(role, key)| (format!("TRIMTAB_{}_NKEY", role.to_uppercase()), (*key).to_owned()))
+            .collect();
+        self
+    }
+
     /// Three nodes instead of one.
     pub fn cluster(mut self) -> Self {
         self.nodes = 3;
@@ -59,13 +73,14 @@ struct Node {
 pub struct NatsRig {
     nodes: Vec<Node>,
     server: PathBuf,
+    shipped: Vec<(String, String)>,
     folder: TempDir,
 }
 
 impl NatsRig {
     /// One node with a file store that syncs each write, open to everybody, unless told otherwise.
     pub fn builder() -> Builder {
-        Builder { nodes: 1, sync_interval: "always".into(), extra: String::new() }
+        Builder { nodes: 1, sync_interval: "always".into(), extra: String::new(), shipped: vec![] }
     }
 
     /// One node, ready.
@@ -80,7 +95,7 @@ impl NatsRig {
         for _ in 0..builder.nodes {
             nodes.push(Node { process: None, client: Port::take()?, monitor: Port::take()?, route: Port::take()? });
         }
-        let mut rig = Self { nodes, server, folder };
+        let mut rig = Self { nodes, server, shipped: builder.shipped.clone(), folder };
         for index in 0..rig.nodes.len() {
             let text = rig.config(index, &builder);
             fs::create_dir_all(rig.node_folder(index))?;
@@ -112,6 +127,17 @@ impl NatsRig {
             );
         }
         text + &builder.extra + "\n"
+    }
+
+    /// What a node is started with: its configuration, or the shipped one with other addresses and another folder.
+    fn args(&self, index: usize) -> Vec<String> {
+        if self.shipped.is_empty() {
+            return ["-c", "nats.conf"].map(str::to_owned).to_vec();
+        }
+        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/nats/nats-server.conf");
+        let node = &self.nodes[index];
+        let ports = [node.client.number(), node.monitor.number()].map(|port| port.to_string());
+        ["-c", shipped, "-a", "127.0.0.1", "-p", &ports[0], "-m", &ports[1]].map(str::to_owned).to_vec()
     }
 
     fn node_folder(&self, index: usize) -> PathBuf {
@@ -163,6 +189,8 @@ impl NatsRig {
     fn start_all(&mut self, indexes: &[usize]) -> Result<()> {
         for &index in indexes {
             let folder = self.node_folder(index);
+            let (args, mut env) = (self.args(index), self.shipped.clone());
+            env.push(("TRIMTAB_NATS_STORE".to_owned(), format!("\"{}\"", self.store(index).display())));
             let node = &mut self.nodes[index];
             if node.process.as_mut().is_some_and(Process::runs) {
                 bail!("node {index} runs already");
@@ -170,8 +198,8 @@ impl NatsRig {
             node.process = Some(Process::start(&Spec {
                 name: format!("nats-server {index}"),
                 program: self.server.clone(),
-                args: vec!["-c".into(), "nats.conf".into()],
-                env: vec![],
+                args,
+                env,
                 log: folder.join("log"),
                 folder,
             })?);

@@ -23,10 +23,10 @@ use trimtab_targets::Class;
 
 use crate::worker::Failure;
 
-const PAGES: &str = "history";
-const MARKS: &str = "marks";
-const OWN: &str = "own";
-const PROTECTED: &str = "protected";
+pub(crate) const PAGES: &str = "history";
+pub(crate) const MARKS: &str = "marks";
+pub(crate) const OWN: &str = "own";
+pub(crate) const PROTECTED: &str = "protected";
 
 /// Entries of one page: a quarter of a megabyte.
 const PAGE_ENTRIES: usize = 8192;

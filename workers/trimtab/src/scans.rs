@@ -14,7 +14,9 @@ use uuid::Uuid;
 use crate::config::Caps;
 use crate::worker::Failure;
 
-const BUCKET: &str = "scans";
+/// Keys begin with what they are about and a `/`: over NATS that is a part of the subject of its own, so that a role can be let write some
+/// and not others (`deploy/nats/pipeline.conf`).
+pub(crate) const BUCKET: &str = "scans";
 
 /// Who leads the present scan of a target, or led the last one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,7 +172,7 @@ impl Scans {
     /// # Errors
     /// When the store fails.
     pub async fn leader(&self, target: &str) -> Result<Option<Leader>, Failure> {
-        Ok(self.get(&format!("leader.{target}")).await?.map(|(leader, _)| leader))
+        Ok(self.get(&format!("leader/{target}")).await?.map(|(leader, _)| leader))
     }
 
     /// Says who leads; refused when a later lease has led meanwhile.
@@ -178,7 +180,7 @@ impl Scans {
     /// # Errors
     /// When the store fails, or somebody with a higher fencing number led after it.
     pub async fn lead(&self, target: &str, leader: &Leader) -> Result<(), Failure> {
-        let key = format!("leader.{target}");
+        let key = format!("leader/{target}");
         let (expect, fence) = match self.get::<Leader>(&key).await? {
             Some((known, revision)) => (Expect::Revision(revision), known.scan.fence),
             None => (Expect::Absent, 0),
@@ -197,7 +199,7 @@ impl Scans {
     /// # Errors
     /// When the store fails.
     pub async fn checkpoint(&self, scan: Uuid) -> Result<Checkpoint, Failure> {
-        Ok(self.get(&format!("checkpoint.{scan}")).await?.map(|(checkpoint, _)| checkpoint).unwrap_or_default())
+        Ok(self.get(&format!("checkpoint/{scan}")).await?.map(|(checkpoint, _)| checkpoint).unwrap_or_default())
     }
 
     /// Stores how far a scan is.
@@ -205,7 +207,7 @@ impl Scans {
     /// # Errors
     /// When the store fails.
     pub async fn set_checkpoint(&self, scan: Uuid, checkpoint: &Checkpoint) -> Result<(), Failure> {
-        self.put(&format!("checkpoint.{scan}"), checkpoint).await
+        self.put(&format!("checkpoint/{scan}"), checkpoint).await
     }
 
     /// Ends a scan: what the next one is compared with, and its gate. The gate is last: with it the scan has ended. Somebody who was paused
@@ -214,7 +216,7 @@ impl Scans {
     /// # Errors
     /// When the store fails, or the gate is by a leader with a higher fencing number.
     pub async fn finish(&self, gate: &Gate, report: &ScanReport) -> Result<(), Failure> {
-        let key = format!("gate.{}", gate.scan.id);
+        let key = format!("gate/{}", gate.scan.id);
         let expect = match self.get::<Gate>(&key).await? {
             Some((known, _)) if known.scan.fence > gate.scan.fence => {
                 let (scan, fence) = (gate.scan.id, known.scan.fence);
@@ -236,7 +238,7 @@ impl Scans {
     /// # Errors
     /// When the store fails.
     pub async fn forget_checkpoint(&self, scan: Uuid) -> Result<(), Failure> {
-        Ok(self.store.delete(BUCKET, &format!("checkpoint.{scan}"), Expect::Anything).await?)
+        Ok(self.store.delete(BUCKET, &format!("checkpoint/{scan}"), Expect::Anything).await?)
     }
 
     /// Topics that the last complete scan of a scope saw.
@@ -252,7 +254,7 @@ impl Scans {
     /// # Errors
     /// When the store fails.
     pub async fn gate(&self, scan: Uuid) -> Result<Option<Gate>, Failure> {
-        Ok(self.get(&format!("gate.{scan}")).await?.map(|(gate, _)| gate))
+        Ok(self.get(&format!("gate/{scan}")).await?.map(|(gate, _)| gate))
     }
 
     /// Opens a gate that a limit had closed.
@@ -264,7 +266,7 @@ impl Scans {
             return Err(Failure::new(Class::Invalid, format!("no scan {scan} has ended here")));
         };
         gate.confirmed_by = Some(by.to_owned());
-        self.put(&format!("gate.{scan}"), &gate).await?;
+        self.put(&format!("gate/{scan}"), &gate).await?;
         Ok(gate)
     }
 
@@ -274,7 +276,7 @@ impl Scans {
     /// When the store fails. It may be set aside then, and so it may when a process ends before it acts: the budget of that scan is
     /// smaller by it, never larger.
     pub async fn reserve(&self, scan: Uuid, bytes: u64, caps: &Caps) -> Result<bool, Failure> {
-        self.change(&format!("budget.{scan}"), |budget: &mut Budget| {
+        self.change(&format!("budget/{scan}"), |budget: &mut Budget| {
             let (acts, all) = (budget.acts + 1, budget.bytes.saturating_add(bytes));
             if acts > caps.max_acts || all > caps.max_bytes {
                 return false;
@@ -290,7 +292,7 @@ impl Scans {
     /// # Errors
     /// When the store fails.
     pub async fn give_back(&self, scan: Uuid, bytes: u64) -> Result<(), Failure> {
-        self.change(&format!("budget.{scan}"), |budget: &mut Budget| {
+        self.change(&format!("budget/{scan}"), |budget: &mut Budget| {
             (budget.acts, budget.bytes) = (budget.acts.saturating_sub(1), budget.bytes.saturating_sub(bytes));
         })
         .await
@@ -351,7 +353,7 @@ impl Scans {
     /// # Errors
     /// When the store fails.
     pub async fn revisit(&self, revisit: &Revisit) -> Result<(), Failure> {
-        self.put(&format!("revisit.{}", key_of(&revisit.target, &revisit.subject)), revisit).await
+        self.put(&format!("revisit/{}", key_of(&revisit.target, &revisit.subject)), revisit).await
     }
 
     /// Visits that are due, at most `limit`.
@@ -361,7 +363,7 @@ impl Scans {
     pub async fn due(&self, now_ms: i64, limit: usize) -> Result<Vec<Revisit>, Failure> {
         let (mut due, mut after) = (Vec::new(), None::<String>);
         loop {
-            let page = self.store.list(BUCKET, "revisit.", after.as_deref(), 256).await?;
+            let page = self.store.list(BUCKET, "revisit/", after.as_deref(), 256).await?;
             let Some(last) = page.last() else { return Ok(due) };
             after = Some(last.key.clone());
             for document in &page {
@@ -378,7 +380,7 @@ impl Scans {
     /// # Errors
     /// When the store fails.
     pub async fn visited(&self, revisit: &Revisit) -> Result<(), Failure> {
-        let key = format!("revisit.{}", key_of(&revisit.target, &revisit.subject));
+        let key = format!("revisit/{}", key_of(&revisit.target, &revisit.subject));
         Ok(self.store.delete(BUCKET, &key, Expect::Anything).await?)
     }
 }
@@ -389,7 +391,7 @@ fn tally_of(scan: Uuid) -> String {
 
 fn last_key(target: &str, scope: &Scope) -> String {
     let scope = serde_json::to_string(scope).unwrap_or_default();
-    format!("last.{}", key_of(target, &scope))
+    format!("last/{}", key_of(target, &scope))
 }
 
 /// Why the clocks forbid to act, if so: something was written later than now.

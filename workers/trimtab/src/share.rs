@@ -15,7 +15,7 @@ use trimtab_targets::{Class, Pace};
 use crate::clock::Clock;
 use crate::worker::Failure;
 
-const BUCKET: &str = "limits";
+pub(crate) const BUCKET: &str = "limits";
 /// How often a member says that it is still there.
 const EVERY: Duration = Duration::from_secs(1);
 /// After how long without a word a member counts as gone. Until then its share stays set aside, so that a paused process that

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::worker::Failure;
 
-const BUCKET: &str = "sightings";
+pub(crate) const BUCKET: &str = "sightings";
 /// Ids of one document: about a quarter of a megabyte when every one of them was seen as often as is kept.
 const RANGE: i64 = 500;
 /// Sightings kept of each ledger: the first, and the latest.

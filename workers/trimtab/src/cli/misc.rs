@@ -53,7 +53,15 @@ pub(crate) fn keys(args: &KeysArgs) -> anyhow::Result<Exit> {
 
 /// Buckets that workers share.
 #[cfg(feature = "nats")]
-const BUCKETS: [&str; 2] = ["scans", "limits"];
+const BUCKETS: [&str; 7] = [
+    crate::scans::BUCKET,
+    crate::share::BUCKET,
+    crate::sightings::BUCKET,
+    crate::activity::PAGES,
+    crate::activity::MARKS,
+    crate::activity::OWN,
+    crate::activity::PROTECTED,
+];
 
 /// `nats`
 pub(crate) async fn nats(context: &Context, args: NatsArgs) -> anyhow::Result<Exit> {

@@ -44,6 +44,11 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
     let process = Process { exit_when_idle: args.exit_when_idle, ..Process::open(config, instance).await? };
     stop_on_signals(&process.stop);
     let config = &process.config;
+    // Who may make streams has looked at them already.
+    #[cfg(feature = "nats")]
+    if let Some(nats) = process.wires.nats.as_ref().filter(|_| !config.nats.create) {
+        nats.verify_role(role).await?;
+    }
     let clock = process.clock.clone();
     let file = format!("{}-{}", role.name(), args.name.as_deref().unwrap_or("main"));
     let (mut triggers, mut record) = (None, None);
