@@ -2,6 +2,8 @@
 
 #[path = "nats_cli/forged.rs"]
 mod forged;
+#[path = "nats_cli/habits.rs"]
+mod habits;
 #[path = "nats_cli/rights.rs"]
 mod rights;
 #[path = "nats_cli/shipped.rs"]

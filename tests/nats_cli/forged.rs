@@ -21,6 +21,8 @@ const RULES: &str = r#"
 system = "jetstream"
 [caps]
 max_share = 1.0
+[limits]
+acts_at_once = 1
 [jetstream]
 probe = "2s"
 [[rules]]
@@ -49,15 +51,15 @@ struct Stored {
     data: Vec<u8>,
 }
 
-struct World {
-    shipped: Shipped,
-    target: NatsRig,
+pub(crate) struct World {
+    pub(crate) shipped: Shipped,
+    pub(crate) target: NatsRig,
     app: Client,
     admin: Client,
 }
 
 impl World {
-    async fn new() -> World {
+    pub(crate) async fn new() -> World {
         let (shipped, target) = tokio::task::spawn_blocking(|| {
             (
                 Shipped::set_up(),
@@ -101,7 +103,7 @@ impl World {
         file.display().to_string()
     }
 
-    fn start(&self, role: &str, user: Option<&str>, args: &[&str]) -> Process {
+    pub(crate) fn start(&self, role: &str, user: Option<&str>, args: &[&str]) -> Process {
         let config = self.config(role, user);
         let args = [
             if role == "audit" { &["audit", "run"][..] } else { &[role] },
@@ -133,14 +135,14 @@ impl World {
     }
 
     /// What holds storage in the target: messages of the stream.
-    async fn held(&self, stream: &str) -> u64 {
+    pub(crate) async fn held(&self, stream: &str) -> u64 {
         api(&self.app, &format!("STREAM.INFO.{stream}"), &json!({})).await["state"]["messages"]
             .as_u64()
             .expect("a number")
     }
 
     /// Scans until there is a decision about each of the streams; takes both out of their queue.
-    async fn decisions(&self) -> [(String, Event); 2] {
+    pub(crate) async fn decisions(&self) -> [(String, Event); 2] {
         let begun = Instant::now();
         loop {
             let ended = tokio::task::block_in_place(|| {
@@ -198,7 +200,7 @@ impl World {
 
     /// Has the servers themselves store something under a subject, by naming it as where an answer goes: once by each thing that answers.
     async fn placed(&self, role: &str, subject: &str, genuine: &Event, forged: &Event) {
-        let scanner = self.shipped.client("scanner").await;
+        let (scanner, operator) = (self.shipped.client("scanner").await, self.shipped.client("operator").await);
         let place = async |who: &Client, ask: &str, body: Vec<u8>| {
             let before = self.messages("TT_DLQ").await;
             who.publish_with_reply(ask.to_owned(), subject.to_owned(), body.into()).await.expect("sent");
@@ -217,6 +219,11 @@ impl World {
         // That a request is refused.
         let before = place(&scanner, "$JS.API.CONSUMER.INFO.TT_REQ.scanner", b"{".to_vec()).await;
         self.buried(before, role, "what is said of a consumer", None, "not an event").await;
+        // What a process says of itself when it is asked, and an executor may answer.
+        for ask in ["$SRV.INFO.trimtab-executor", "trimtab.status.executor"] {
+            let before = place(&operator, ask, Vec::new()).await;
+            self.buried(before, role, "what a process says of itself", None, "not an event").await;
+        }
         // A message that waits for oneself, put there by oneself: the servers hand it out as it is. Its signature remains what it was.
         let bytes = forged.to_bytes().expect("small");
         scanner.publish("trimtab.req.forged", bytes.clone().into()).await.expect("sent");
@@ -230,7 +237,6 @@ impl World {
         self.purge("TT_REQ").await;
         // Copies of the true one, by who may make streams: read raw, and published again by a stream.
         let bytes = genuine.to_bytes().expect("small");
-        let operator = self.shipped.client("operator").await;
         let copy = json!({ "name": "COPY", "subjects": ["$SRV.COPY"], "allow_direct": true, "storage": "file" });
         let _ = api(&self.admin, "STREAM.CREATE.COPY", &copy).await;
         operator.publish("$SRV.COPY", bytes.clone().into()).await.expect("sent");

@@ -90,6 +90,7 @@ fn publishes() -> Vec<Operation> {
     for verb in ["PING", "INFO", "STATS"] {
         op(&mut all, format!("$SRV.{verb}"), &["operator", "observer"]);
     }
+    op(&mut all, "trimtab.status.executor", &["operator", "observer"]);
     // Documents.
     for (key, who) in [
         ("lease.scan=t", &["scanner"][..]),
@@ -178,9 +179,12 @@ fn subscriptions() -> Vec<Operation> {
     for role in ROLES {
         op(&mut all, format!("_INBOX_{role}.x.*"), &[role]);
     }
-    let works = ["scanner", "decider", "executor", "audit", "recover", "recovery"];
+    let works = ["scanner", "decider", "executor", "audit", "recovery"];
     op(&mut all, "$SRV.PING", &works);
     op(&mut all, "$SRV.INFO.trimtab-decider.x", &works);
+    for role in works {
+        op(&mut all, format!("trimtab.status.{role}"), &[role]);
+    }
     op(&mut all, "trimtab.scan.request", &["scanner"]);
     op(&mut all, "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>", &["observer"]);
     for subject in [

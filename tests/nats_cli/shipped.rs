@@ -63,10 +63,12 @@ impl Shipped {
     pub(crate) fn start(&self, role: &str, name: &str, args: &[&str]) -> Process {
         let env = self.env(role);
         let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let log = self.folder(name).join(format!("{name}.log"));
+        // It is appended to, by one process after the other.
+        let runs = || std::fs::read_to_string(&log).unwrap_or_default().matches("\"running\"").count();
+        let before = runs();
         let mut process = start(name, &self.folder(name), args, &env).expect("started");
-        let log = process.log().to_owned();
-        let runs = || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("running"));
-        process.wait_until(crate::PATIENCE, runs).expect("it runs");
+        process.wait_until(crate::PATIENCE, || runs() > before).expect("it runs");
         process
     }
 

@@ -54,6 +54,13 @@ pub trait Inventory: Send + Sync {
     fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<Candidate>>>;
     /// Metadata operations made so far.
     fn operations(&self) -> u64;
+    /// Whether it can be read at present, as far as the connections tell: asks nothing.
+    ///
+    /// # Errors
+    /// Why not.
+    fn reachable(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(futures::future::ready(Ok(())))
+    }
 }
 
 /// Whether anything may be changed.

@@ -272,6 +272,19 @@ impl Zk {
         Ok(connector)
     }
 
+    /// Whether a session is connected at present. Asks nothing.
+    pub(crate) async fn reachable(&self) -> Result<()> {
+        for session in &self.sessions {
+            // One that is being opened is none yet.
+            let client = session.client.try_read().ok().and_then(|client| client.as_ref().map(zk::Client::state));
+            if matches!(client, Some(zk::SessionState::SyncConnected | zk::SessionState::ConnectedReadOnly)) {
+                return Ok(());
+            }
+        }
+        let what = format!("reaching ZooKeeper at {}", self.servers());
+        Err(TargetError::new(Class::Transient, what, "no session is connected; the sessions are being opened anew"))
+    }
+
     pub(crate) async fn session(&self, index: usize) -> Result<zk::Client> {
         let slot = &self.sessions[index % self.sessions.len()];
         if let Some(client) = slot.client.read().await.as_ref().filter(|client| !client.state().is_terminated()) {

@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::{Query, State};
@@ -25,8 +26,26 @@ use crate::triggers::{Triggers, scopes_of};
 use crate::wishes::Wishes;
 use crate::worker::Failure;
 
-/// One thing that must work for this process to take work; its name, and why it does not.
-pub type Check = Arc<dyn Fn() -> BoxFuture<'static, (&'static str, Result<(), String>)> + Send + Sync>;
+/// One thing that must work for this process to take work; its name, and how to find out.
+#[derive(Clone)]
+pub struct Check {
+    /// What it is called.
+    pub name: &'static str,
+    /// Whether it works, or why not.
+    pub find: Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>,
+}
+
+/// What does not answer in this time does not work: whoever asks waits only a little longer.
+const CHECK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Makes all checks at once; each with its name.
+pub async fn judge(checks: &[Check]) -> Vec<(&'static str, Result<(), String>)> {
+    futures::future::join_all(checks.iter().map(|check| async move {
+        let found = tokio::time::timeout(CHECK_PATIENCE, (check.find)()).await;
+        (check.name, found.unwrap_or_else(|_| Err(format!("no answer within {CHECK_PATIENCE:?}"))))
+    }))
+    .await
+}
 
 /// What the server serves.
 #[derive(Clone)]
@@ -86,8 +105,7 @@ async fn ready(
 ) -> Response {
     let mut lines = Vec::new();
     let mut ready = true;
-    for check in &served.checks {
-        let (name, result) = check().await;
+    for (name, result) in judge(&served.checks).await {
         ready &= result.is_ok();
         lines.push(match result {
             Ok(()) => format!("[+] {name} ok"),

@@ -12,6 +12,8 @@ pub mod config;
 pub mod http;
 pub mod journal;
 pub mod metrics;
+#[cfg(feature = "nats")]
+pub mod micro;
 pub mod notify;
 pub mod once;
 pub mod plan;

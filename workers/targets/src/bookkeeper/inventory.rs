@@ -138,6 +138,10 @@ impl Inventory for LedgerInventory {
     fn operations(&self) -> u64 {
         self.zk.pace().made()
     }
+
+    fn reachable(&self) -> BoxFuture<'_, Result<()>> {
+        self.again.reachable().boxed()
+    }
 }
 
 fn id_of(subject: &str) -> Result<i64> {

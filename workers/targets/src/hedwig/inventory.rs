@@ -417,6 +417,10 @@ impl Inventory for HedwigInventory {
     fn operations(&self) -> u64 {
         self.zk.pace().made()
     }
+
+    fn reachable(&self) -> BoxFuture<'_, Result<()>> {
+        self.zk.reachable().boxed()
+    }
 }
 
 #[cfg(test)]

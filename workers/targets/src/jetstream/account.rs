@@ -85,6 +85,11 @@ impl Account {
         &self.name
     }
 
+    /// Whether the connection that all share stands.
+    pub(super) fn connected(&self) -> bool {
+        self.wire.client.connection_state() == async_nats::connection::State::Connected
+    }
+
     /// What tells the cluster apart from others.
     pub(super) fn cluster(&self) -> String {
         let info = self.wire.client.server_info();

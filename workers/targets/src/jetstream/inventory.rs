@@ -134,4 +134,16 @@ impl Inventory for JetStreamInventory {
     fn operations(&self) -> u64 {
         self.pace.made()
     }
+
+    fn reachable(&self) -> BoxFuture<'_, Result<()>> {
+        let lost = self.accounts.iter().find(|account| !account.connected());
+        let found = match lost {
+            None => Ok(()),
+            Some(account) => {
+                let what = format!("reaching account {} of the NATS servers", account.name());
+                Err(TargetError::new(Class::Transient, what, "the connection is lost; it is being opened anew"))
+            }
+        };
+        futures::future::ready(found).boxed()
+    }
 }

@@ -745,4 +745,8 @@ impl Inventory for PulsarInventory {
     fn operations(&self) -> u64 {
         self.zk.pace().made()
     }
+
+    fn reachable(&self) -> BoxFuture<'_, Result<()>> {
+        self.zk.reachable().boxed()
+    }
 }

@@ -26,7 +26,10 @@ pub struct Args {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done or nothing to do, 1 failed, 2 wrong arguments or configuration, \
-3 stopped by a safety limit, 4 done in part, 5 there is something to reclaim (plan --detailed-exitcode).";
+3 stopped by a safety limit, 4 done in part, 5 there is something to reclaim (plan --detailed-exitcode).
+
+At SIGTERM or SIGINT a role takes no more work, finishes what it has begun (for at most 25 s, a scanner for 1 s), hands back the rest, and \
+ends with 0 within 30 s. What was cut off comes again. A second signal ends it at once, with 130.";
 
 /// The definition, for completions and man pages.
 pub fn command() -> clap::Command {

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use clap::Args;
 use tokio::sync::Semaphore;
+use trimtab_bus::Role;
 use trimtab_recovery::Properties;
 
 use super::recover::SharedArgs;
-use super::run::{Process, stop_on_signals};
+use super::run::{Process, Told, stop_on_signals};
 use super::{Context, Exit, Usage, roles, runtime};
 use crate::metrics::RecoveryMetrics;
 use crate::workers::{RecoveryParts, RecoveryWorker};
@@ -77,7 +78,8 @@ pub(crate) async fn run(context: &Context, args: RecoveryArgs) -> anyhow::Result
         tracing::info!(dir = %lane.dir.display(), lane = lane.lane, "verifying segments of this log dir");
         process.start(Arc::new(RecoveryWorker::new(lane, parts.clone())), threads);
     }
-    process.start_http(context.registry.clone(), None, None).await?;
+    let told = Told { name: "recovery", queue: Role::Recovery, store: false, live: None };
+    process.tell(context.registry.clone(), told, None, None).await?;
     tracing::info!(role = "recovery", instance = process.instance, threads, "running");
     process.stop.cancelled().await;
     process.finish().await;

@@ -3,7 +3,7 @@
 use trimtab_bus::Role;
 
 use super::args::RoleArgs;
-use super::run::{Process, stop_on_signals};
+use super::run::{Process, Told, stop_on_signals};
 use super::{Context, Exit, Usage, runtime};
 use crate::config::{Config, RunMode};
 use crate::sign::{Signer, Trusted};
@@ -51,12 +51,13 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
     }
     let clock = process.clock.clone();
     let file = format!("{}-{}", role.name(), args.name.as_deref().unwrap_or("main"));
-    let (mut triggers, mut record) = (None, None);
+    let (mut triggers, mut record, mut target) = (None, None, None);
     match role {
         Role::Scanner => {
             let journal = config.pulsar.ask_brokers.then(|| runtime::journal(config, &file, clock)).transpose()?;
             let live = runtime::live(config, journal).await?;
             process.start_scanner(&live).await?;
+            target = Some(live);
             triggers = Some(process.triggers());
             let timer = process.triggers();
             let (every, scans, stop) = (config.every, process.scans.clone(), process.stop.clone());
@@ -78,6 +79,7 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
             record = Some(journal.clone());
             let live = runtime::live(config, Some(journal.clone())).await?;
             process.start_executor(&live, journal, trusted, signer).await?;
+            target = Some(live);
         }
         Role::Recovery | Role::Finisher => {
             anyhow::bail!(Usage("`recovery` and `recover` have commands of their own".to_owned()));
@@ -89,7 +91,8 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
             process.start_audit(journal, true, trusted)?;
         }
     }
-    process.start_http(context.registry.clone(), triggers, record).await?;
+    let told = Told { name: role.name(), queue: role, store: role != Role::Decider, live: target.as_ref() };
+    process.tell(context.registry.clone(), told, triggers, record).await?;
     tracing::info!(role = role.name(), instance = process.instance, "running");
     process.stop.cancelled().await;
     process.finish().await;

@@ -34,6 +34,29 @@ use crate::workers::{Audit, Decider, Executor, ExecutorParts, Scanner, ScannerPa
 /// Pages that a decider works on at once. Most of its time it waits for the bus.
 const PAGES_AT_ONCE: usize = 16;
 
+/// The longest from being told to stop until the process has ended. Workers may go on for 25 s with what they began; what is left of it is
+/// for handing back what nobody began. docs/operating.md, `--help` and the manifests in deploy/kubernetes name it.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// What is told of a process.
+pub(crate) struct Told<'a> {
+    /// The role, or what it does.
+    pub(crate) name: &'static str,
+    /// A queue that it may look at.
+    pub(crate) queue: Role,
+    /// Whether it needs the store.
+    pub(crate) store: bool,
+    /// The target, where it needs one.
+    pub(crate) live: Option<&'a Live>,
+}
+
+fn check<F>(name: &'static str, find: impl Fn() -> F + Send + Sync + 'static) -> Check
+where
+    F: Future<Output = Result<(), String>> + Send + 'static,
+{
+    Check { name, find: Arc::new(move || Box::pin(find())) }
+}
+
 /// Workers of one process, with everything they need.
 pub(crate) struct Process {
     pub(crate) config: Config,
@@ -44,6 +67,9 @@ pub(crate) struct Process {
     pub(crate) scans: Scans,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: TaskTracker,
+    /// Cancelled once what was begun has ended: until then others are told how it goes.
+    pub(crate) ended: CancellationToken,
+    pub(crate) tellers: TaskTracker,
     /// The process ends once its queue had nothing for so long.
     pub(crate) exit_when_idle: Option<Duration>,
 }
@@ -61,6 +87,8 @@ impl Process {
             scans,
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            ended: CancellationToken::new(),
+            tellers: TaskTracker::new(),
             exit_when_idle: None,
         })
     }
@@ -177,50 +205,99 @@ impl Process {
         Ok(())
     }
 
-    /// Starts the HTTP server, if one is configured.
-    pub(crate) async fn start_http(
+    /// Tells others how this process is: as a micro service over NATS, and by the HTTP server, if one is configured.
+    pub(crate) async fn tell(
         &self,
         registry: prometheus::Registry,
+        told: Told<'_>,
         triggers: Option<Triggers>,
         journal: Option<Arc<Journal>>,
     ) -> anyhow::Result<()> {
+        let checks = self.checks(&told);
+        #[cfg(feature = "nats")]
+        if let Some(nats) = &self.wires.nats {
+            let status = crate::micro::Status {
+                role: told.name,
+                instance: self.instance.clone(),
+                target: self.config.target().to_owned(),
+                checks: checks.clone(),
+            };
+            self.tellers.spawn(crate::micro::serve(nats.client(), status, self.ended.clone()));
+        }
         let Some(address) = self.config.http.listen else { return Ok(()) };
         let (listener, got) = http::listen(address).await?;
         info!(address = %got, "health, metrics and webhooks");
         let token = self.config.http.token_file.as_deref().map(secret).transpose()?;
         let wishes = journal.map(|journal| Wishes::new(self.activity(), journal));
-        let served = Served { registry, checks: vec![self.bus_check(), self.store_check()], triggers, wishes, token };
-        self.tasks.spawn(http::serve(listener, served, self.stop.clone()));
+        let served = Served { registry, checks, triggers, wishes, token };
+        self.tellers.spawn(http::serve(listener, served, self.ended.clone()));
         Ok(())
     }
 
-    fn bus_check(&self) -> Check {
+    /// Whether this process takes work: it is not ending, and what it needs for it can be reached.
+    fn checks(&self, told: &Told<'_>) -> Vec<Check> {
+        let mut checks = vec![self.drain_check(), self.bus_check(told.queue)];
+        if told.store {
+            checks.push(self.store_check());
+        }
+        if let Some(live) = told.live {
+            let inventory = live.inventory.clone();
+            checks.push(check("target", move || {
+                let inventory = inventory.clone();
+                async move { inventory.reachable().await.map_err(|e| e.to_string()) }
+            }));
+        }
+        checks
+    }
+
+    fn drain_check(&self) -> Check {
+        let stop = self.stop.clone();
+        check("work", move || {
+            let ending = stop.is_cancelled();
+            async move { if ending { Err("it is ending, and takes no more work".to_owned()) } else { Ok(()) } }
+        })
+    }
+
+    fn bus_check(&self, queue: Role) -> Check {
         let bus = self.wires.bus.clone();
-        Arc::new(move || {
+        check("bus", move || {
             let bus = bus.clone();
-            Box::pin(async move { ("bus", bus.depth(Role::Audit).await.map(|_| ()).map_err(|e| e.to_string())) })
+            async move { bus.depth(queue).await.map(|_| ()).map_err(|e| e.to_string()) }
         })
     }
 
     fn store_check(&self) -> Check {
         let scans = self.scans.clone();
         let target = self.config.target().to_owned();
-        Arc::new(move || {
+        check("store", move || {
             let (scans, target) = (scans.clone(), target.clone());
-            Box::pin(async move { ("store", scans.leader(&target).await.map(|_| ()).map_err(|e| e.to_string())) })
+            async move { scans.leader(&target).await.map(|_| ()).map_err(|e| e.to_string()) }
         })
     }
 
-    /// Stops everything and waits for what was begun.
+    /// Stops everything and waits for what was begun, no longer than [`DRAIN`].
     pub(crate) async fn finish(self) {
         self.stop.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
-        #[cfg(feature = "nats")]
-        if let Some(nats) = &self.wires.nats
-            && let Err(e) = nats.flush().await
-        {
-            warn!(error = %e, "not all acknowledgements reached NATS; those events come again and are found to be done");
+        let drained = tokio::time::timeout(DRAIN, async {
+            self.tasks.close();
+            self.tasks.wait().await;
+            // What this process had asked for and nobody began is somebody else's at once.
+            self.wires.bus.close().await;
+            #[cfg(feature = "nats")]
+            if let Some(nats) = &self.wires.nats
+                && let Err(e) = nats.flush().await
+            {
+                warn!(
+                    error = %e,
+                    "not all acknowledgements reached NATS; those events come again and are found to be done"
+                );
+            }
+            self.ended.cancel();
+            self.tellers.close();
+            self.tellers.wait().await;
+        });
+        if drained.await.is_err() {
+            warn!(within_s = DRAIN.as_secs(), "not everything came to its end in time; what was cut off comes again");
         }
     }
 }
@@ -318,7 +395,8 @@ async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<
     process.start_decider(decider)?;
     process.start_executor(&live, journal.clone(), deciders, executor).await?;
     process.start_audit(journal.clone(), false, executors)?;
-    process.start_http(context.registry.clone(), Some(process.triggers()), Some(journal)).await?;
+    let told = Told { name: "run", queue: Role::Audit, store: true, live: Some(&live) };
+    process.tell(context.registry.clone(), told, Some(process.triggers()), Some(journal)).await?;
     let exit = match process.config.every {
         None => once(context, &process, scope).await,
         Some(every) => {
