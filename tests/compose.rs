@@ -1,4 +1,7 @@
-//! The compose file that people try trimtab with, judged by Compose itself.
+//! The compose file that people try trimtab with, judged by Compose itself; and the manifests for Kubernetes.
+
+#[path = "compose/kubernetes.rs"]
+mod kubernetes;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
