@@ -11,6 +11,7 @@ mod pipeline;
 mod scan;
 mod snapshot;
 mod snapshot_file;
+mod starts;
 
 use anyhow::{Result, bail};
 
@@ -32,6 +33,7 @@ const USAGE: &str = "usage: bench COMMAND [NAME=VALUE...]
   pipeline  rounds=5 candidates=320000 keyed=30000 pages=64 deciders=16 acts=256
                                     connections=3
                                     candidates over JetStream against nats bench
+  starts    rounds=25                 from the start of a decider to its first page, against a request of the nats CLI
   generate  topics=N file=FILE      only writes a snapshot file";
 
 /// `NAME=VALUE` words of the command line.
@@ -70,6 +72,7 @@ fn main() -> Result<()> {
         "consumers" => consumers::run(&options),
         "window" => consumers::window(&options),
         "pipeline" => pipeline::run(&options),
+        "starts" => starts::run(&options),
         "generate" => snapshot::generate(&options),
         "reader" => limiter::reader(&options),
         _ => bail!("{USAGE}"),

@@ -144,6 +144,12 @@ struct How {
 }
 
 /// Sends so many candidates through, every `one_in`-th of which is due. Ends when all pages and decisions are settled.
+/// A page of candidates of a run, some of them due.
+pub(crate) fn one_page(run: &str) -> Result<Event> {
+    let now = trimtab_tests::now_ms();
+    page(run, 0, (0..32).map(|n| candidate(run, n, n % 3 == 0, now)).collect())
+}
+
 async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64, how: How) -> Result<Ran> {
     let connect = |role: &str| {
         let bus = BusOptions { queue_events: candidates * 2 + 10_000, ..BusOptions::default() };
