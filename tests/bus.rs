@@ -14,6 +14,8 @@ use trimtab_bus::{
     Bus, BusError, BusOptions, Credentials, Expect, InProcess, JetStream, KvStore, NatsOptions, Published, Role,
     SqliteStore, Store, Tls,
 };
+use trimtab_events::Event;
+use trimtab_tests::nats;
 
 /// A server of its own for one test, ended with it.
 struct Nats {
@@ -514,36 +516,38 @@ async fn nats_missing_permissions_are_named() {
     assert!(matches!(refused, Err(BusError::Refused { .. })), "{refused:?}");
 }
 
-/// The two sides of a recovery with the rights that `docs/recovery.md` names, and no more.
+/// The two sides of a recovery with the users that are shipped.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs nats-server"]
-async fn nats_lanes_need_the_rights_that_are_documented() {
-    let consumers = |stream: &str| {
-        let api = ["INFO", "CREATE", "MSG.NEXT"].map(|call| format!("\"$JS.API.CONSUMER.{call}.{stream}.>\""));
-        format!("{}, \"$JS.ACK.{stream}.>\"", api.join(", "))
-    };
-    let users = format!(
-        r#"authorization {{ users: [
-        {{ user: admin, password: a }},
-        {{ user: recover, password: b, permissions: {{
-            publish: ["trimtab.job.>", "trimtab.res.>", "trimtab.dlq.finisher.>", {}], subscribe: ["_INBOX_recover.>"] }} }},
-        {{ user: recovery, password: c, permissions: {{
-            publish: ["trimtab.rep.>", "trimtab.dlq.recovery.>", {}], subscribe: ["_INBOX_recovery.>"] }} }} ] }}"#,
-        consumers("TT_REP"),
-        consumers("TT_JOB"),
-    );
-    let nats = start_nats(&users).await;
-    let as_user = |user: &str, password: &str| NatsOptions {
-        credentials: Credentials::UserPassword { user: user.to_owned(), password: password.to_owned() },
-        ..nats.options(quick())
-    };
-    let _admin = JetStream::connect(as_user("admin", "a")).await.expect("connected");
-    let role = async |user: &str, password| {
-        let inbox_prefix = Some(format!("_INBOX_{user}"));
-        let options = NatsOptions { create: false, inbox_prefix, ..as_user(user, password) };
+async fn nats_lanes_need_no_more_than_the_users_that_are_shipped_may() {
+    let pairs = nats::ROLES.map(|role| (role, nkeys::KeyPair::new_user()));
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys: Vec<(&str, String)> = pairs
+        .iter()
+        .map(|(role, pair)| {
+            std::fs::write(folder.path().join(role), pair.seed().expect("a seed")).expect("written");
+            (*role, pair.public_key())
+        })
+        .collect();
+    let rig = tokio::task::spawn_blocking(move || {
+        let keys: Vec<(&str, &str)> = keys.iter().map(|(role, key)| (*role, key.as_str())).collect();
+        nats::NatsRig::builder().shipped(&keys).start().expect("nats-server")
+    })
+    .await
+    .expect("a rig");
+    let role = async |user: &str| {
+        let options = NatsOptions {
+            servers: rig.urls(),
+            credentials: Credentials::NkeySeedFile(folder.path().join(user)),
+            inbox_prefix: Some(format!("_INBOX_{user}")),
+            create: user == "admin",
+            bus: quick(),
+            ..NatsOptions::default()
+        };
         JetStream::connect(options).await.expect("connected")
     };
-    let (recover, recovery) = (role("recover", "b").await, role("recovery", "c").await);
+    let _admin = role("admin").await;
+    let (recover, recovery) = (role("recover").await, role("recovery").await);
     let within = Duration::from_secs(5);
     recover.publish(&event(Role::Recovery, "job", "x")).await.expect("published");
     let got = timeout(within, recovery.take_lane(Role::Recovery, "t")).await.expect("in time").expect("taken");
@@ -551,7 +555,8 @@ async fn nats_lanes_need_the_rights_that_are_documented() {
     got.settle.done().await.expect("settled");
     let got = timeout(within, recover.take_lane(Role::Finisher, "t")).await.expect("in time").expect("taken");
     got.settle.dead("to see that it may".to_owned()).await.expect("buried");
-    recover.publish(&event(Role::Audit, "outcome", "x")).await.expect("published");
+    let outcome = Event { action: "recovered".to_owned(), ..event(Role::Audit, "outcome", "x") };
+    recover.publish(&outcome).await.expect("published");
     let refused = recovery.publish(&event(Role::Recovery, "forged", "y")).await;
     assert!(matches!(refused, Err(BusError::Refused { .. })), "{refused:?}");
 }

@@ -2,7 +2,7 @@
 //! lies in the dead letters with the reason. Between them the decider's key is rotated, and no decision is lost or refused by that.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_nats::Client;
 use base64::Engine as _;
@@ -43,6 +43,17 @@ const TARGET: &str = r#"accounts { APP { jetstream: enabled, users: [
         publish: ["$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.LIST.*", "$JS.API.CONSUMER.INFO.*.*",
                   "$JS.API.CONSUMER.PAUSE.*.*", "$JS.API.CONSUMER.RESET.*.*"]
         subscribe: ["_INBOX_act.>", "$JS.API.CONSUMER.MSG.NEXT.*.*", "$JS.ACK.>"] } } ] } }"#;
+
+/// Waits until something is so.
+macro_rules! until {
+    ($what:expr, $so:expr) => {{
+        let begun = Instant::now();
+        while !$so {
+            assert!(begun.elapsed() < PATIENCE, "not within a minute: {}", $what);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }};
+}
 
 /// A message as a stream has it.
 #[derive(Debug, Clone)]
@@ -154,7 +165,7 @@ impl World {
                 break;
             }
             assert!(begun.elapsed() < PATIENCE, "no decisions: {ended:?}");
-            tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
         }
         let mut found = Vec::new();
         for sequence in 1.. {
@@ -177,11 +188,7 @@ impl World {
 
     /// Waits for the next dead letter: this event, given up by this role, for this reason.
     async fn buried(&self, before: u64, role: &str, what: &str, bytes: Option<&[u8]>, why: &str) {
-        let begun = Instant::now();
-        while self.messages("TT_DLQ").await == before {
-            assert!(begun.elapsed() < PATIENCE, "{what}: it is not in the dead letters");
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        until!(format!("{what}: it is in the dead letters"), self.messages("TT_DLQ").await > before);
         let letter = self.last("TT_DLQ", &format!("trimtab.dlq.{role}.*")).await.expect("a letter");
         assert!(letter.headers.contains(&format!("Trimtab-Role: {role}")), "{what}: {letter:?}");
         assert!(letter.headers.contains(why), "{what}: {}, wanted {why:?}", letter.headers);
@@ -210,7 +217,7 @@ impl World {
         let key = "$KV.tt_own.forged";
         scanner.publish(key, genuine.to_bytes().expect("small").into()).await.expect("sent");
         let wanted = json!({ "last_by_subj": key }).to_string();
-        while self.last("KV_tt_own", key).await.is_none() {}
+        until!("the document is stored", self.last("KV_tt_own", key).await.is_some());
         let before = place(&scanner, "$JS.API.STREAM.MSG.GET.KV_tt_own", wanted.into_bytes()).await;
         self.buried(before, role, "the answer to MSG.GET", None, "not an event").await;
         // That a publish is stored.
@@ -240,7 +247,7 @@ impl World {
         let copy = json!({ "name": "COPY", "subjects": ["$SRV.COPY"], "allow_direct": true, "storage": "file" });
         let _ = api(&self.admin, "STREAM.CREATE.COPY", &copy).await;
         operator.publish("$SRV.COPY", bytes.clone().into()).await.expect("sent");
-        while self.messages("COPY").await == 0 {}
+        until!("the copy is stored", self.messages("COPY").await > 0);
         let before = place(&self.admin, "$JS.API.DIRECT.GET.COPY", br#"{"seq":1}"#.to_vec()).await;
         self.buried(before, role, "a copy by DIRECT.GET", Some(&bytes), "copy out of stream COPY").await;
         let republish = json!({ "src": "$SRV.AGAIN", "dest": subject });
@@ -312,7 +319,7 @@ fn forgeries(genuine: &Event, other: &Event, wrong_role: &Signer) -> Vec<(&'stat
         ("with a signature that is none", Event { signature: Some("%".to_owned()), ..genuine.clone() }, "base64"),
         (
             "under another name of its signer",
-            Event { signer: wrong_role_name(wrong_role), ..genuine.clone() },
+            Event { signer: Some(wrong_role.public_key()), ..genuine.clone() },
             "is not trusted",
         ),
         ("with other data", with_data(genuine, data), "signature does not fit"),
@@ -322,10 +329,6 @@ fn forgeries(genuine: &Event, other: &Event, wrong_role: &Signer) -> Vec<(&'stat
         ("under another key", Event { key: "k".to_owned(), ..genuine.clone() }, "key"),
         ("to do something else outside", Event { action: "x".to_owned(), ..genuine.clone() }, "action"),
     ]
-}
-
-fn wrong_role_name(signer: &Signer) -> Option<String> {
-    Some(signer.public_key())
 }
 
 fn records(state: &Path) -> Vec<Value> {
@@ -396,11 +399,7 @@ async fn what_is_forged_is_never_obeyed_nor_recorded_and_a_key_is_rotated_withou
     // That nothing else was wrong: the true one is obeyed, though its decider signs with another key by now.
     let obeyed = async |(subject, event): &(String, Event), stream: &str| {
         user.publish(subject.clone(), event.to_bytes().expect("small").into()).await.expect("sent");
-        let begun = Instant::now();
-        while world.held(stream).await > 0 {
-            assert!(begun.elapsed() < PATIENCE, "the true decision about {stream} is not carried out");
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        until!(format!("the true decision about {stream} is carried out"), world.held(stream).await == 0);
     };
     obeyed(&by_old[0], "A").await;
     assert_eq!(world.held("B").await, 20);
@@ -413,11 +412,8 @@ async fn what_is_forged_is_never_obeyed_nor_recorded_and_a_key_is_rotated_withou
     obeyed(&by_new[1], "B").await;
 
     let recorded = async |count: usize| {
-        let begun = Instant::now();
-        while records(&world.shipped.folder("audit")).len() < count {
-            assert!(begun.elapsed() < PATIENCE, "the audit has not recorded {count} outcomes; {}", audit.tail());
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        let what = format!("the audit has recorded {count} outcomes; {}", audit.tail());
+        until!(what, records(&world.shipped.folder("audit")).len() >= count);
         records(&world.shipped.folder("audit"))
     };
     let before = recorded(2).await;
