@@ -10,6 +10,8 @@ mod brokers;
 mod calls;
 #[path = "faults/clocks.rs"]
 mod clocks;
+#[path = "faults/endings.rs"]
+mod endings;
 #[path = "faults/ground.rs"]
 mod ground;
 #[path = "faults/inside.rs"]

@@ -24,10 +24,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let seed = folder.path().join("seed");
     std::fs::write(&seed, Signer::ephemeral().seed()?)?;
+    let made = Command::new(&trimtab).args(["nats", "setup", "--nats", &url]).stdout(Stdio::null()).status()?;
+    ensure!(made.success(), "trimtab nats setup: {made}");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let (bus, mut settled) = runtime.block_on(async {
-        let bus =
-            JetStream::connect(NatsOptions { servers: vec![url.clone()], create: true, ..NatsOptions::default() });
+        let bus = JetStream::connect(NatsOptions { servers: vec![url.clone()], ..NatsOptions::default() });
         let client = async_nats::connect(&url).await?;
         // Somebody who answers the peer's request.
         let mut asked = client.subscribe("bench.ask").await?;

@@ -294,7 +294,8 @@ impl Process {
             }
             self.ended.cancel();
             self.tellers.close();
-            self.tellers.wait().await;
+            // Somebody who keeps a connection open is not waited for.
+            let _ = tokio::time::timeout(Duration::from_secs(2), self.tellers.wait()).await;
         });
         if drained.await.is_err() {
             warn!(within_s = DRAIN.as_secs(), "not everything came to its end in time; what was cut off comes again");
