@@ -186,6 +186,17 @@ async fn sqlite_store_conforms() {
     conformance::store(&SqliteRig(tempfile::tempdir().expect("a folder"), AtomicU32::new(0))).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn memory_store_conforms() {
+    struct MemoryRig;
+    impl StoreRig for MemoryRig {
+        fn fresh(&self) -> BoxFuture<'_, Arc<dyn Store>> {
+            Box::pin(async { Arc::new(MemoryStore::default()) as Arc<dyn Store> })
+        }
+    }
+    conformance::store(&MemoryRig).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs nats-server"]
 async fn nats_bus_conforms() {

@@ -180,6 +180,7 @@ impl Shared {
             }
             let until = due.map_or(deadline, |due| due.min(deadline));
             tokio::select! {
+                biased;
                 () = room => {}
                 () = tokio::time::sleep_until(until) => {}
             }
@@ -217,6 +218,7 @@ impl Shared {
             };
             match due {
                 Some(due) => tokio::select! {
+                    biased;
                     () = work => {}
                     () = tokio::time::sleep_until(due) => {}
                 },

@@ -13,6 +13,8 @@ mod in_process;
 mod jetstream;
 #[cfg(feature = "nats")]
 mod kv;
+#[cfg(any(test, feature = "conformance"))]
+mod memory;
 mod names;
 mod sqlite;
 
@@ -26,6 +28,8 @@ pub use in_process::InProcess;
 pub use jetstream::{Connection, Credentials, Definition, JetStream, NatsOptions, Tls};
 #[cfg(feature = "nats")]
 pub use kv::KvStore;
+#[cfg(any(test, feature = "conformance"))]
+pub use memory::MemoryStore;
 pub use names::MAX_VALUE_BYTES;
 pub use sqlite::{SqliteStore, wall_clock_ms};
 

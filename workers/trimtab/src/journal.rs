@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -134,14 +134,31 @@ impl Disk for File {
     }
 }
 
+fn failed(path: &Path, what: &'static str, why: String) -> JournalError {
+    JournalError { path: path.display().to_string(), what, why }
+}
+
 type Reply = oneshot::Sender<Result<u64, JournalError>>;
 
 /// An open journal. Many tasks may write at once: whatever waits is written and synced together.
-#[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    sender: mpsc::Sender<(Entry, Reply)>,
+    hands: Hands,
     pending: Arc<AtomicUsize>,
+}
+
+/// Who writes.
+enum Hands {
+    /// A thread of its own: disks keep one waiting.
+    Thread(mpsc::Sender<(Entry, Reply)>),
+    /// Whoever hands a record over.
+    Caller(Mutex<Writer>),
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Journal({})", self.path.display())
+    }
 }
 
 /// Records written and synced together at most.
@@ -157,6 +174,20 @@ impl Journal {
         Journal::open_through(path, clock, |file| Box::new(file))
     }
 
+    /// The same, writing in the turn of whoever hands a record over: for a disk that keeps nobody waiting, or where everything has to
+    /// happen in one order.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn open_in_turn(
+        path: &Path,
+        clock: Clock,
+        disk: impl FnOnce(File) -> Box<dyn Disk>,
+    ) -> Result<Journal, JournalError> {
+        let writer = Mutex::new(Writer::open(path, clock, disk)?);
+        Ok(Journal { path: path.to_owned(), hands: Hands::Caller(writer), pending: Arc::default() })
+    }
+
     /// The same, writing through what `disk` makes of the file, which must keep it: closing it gives its lock back.
     ///
     /// # Errors
@@ -166,37 +197,13 @@ impl Journal {
         clock: Clock,
         disk: impl FnOnce(File) -> Box<dyn Disk>,
     ) -> Result<Journal, JournalError> {
-        let error = |what, why: String| JournalError { path: path.display().to_string(), what, why };
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).map_err(|e| error("cannot be opened", e.to_string()))?;
-        }
-        let open = OpenOptions::new().create(true).read(true).append(true).open(path);
-        let mut file = open.map_err(|e| error("cannot be opened", e.to_string()))?;
-        file.try_lock().map_err(|e| {
-            error(
-                "is open elsewhere",
-                format!("{e}; another trimtab uses it: stop that one, or give this one another --state-dir"),
-            )
-        })?;
-        let End { length, seq, head, cut } = find_end(&mut file).map_err(|why| error("cannot be continued", why))?;
-        let mut writer = Writer { disk: disk(file), path: path.to_owned(), clock, length, seq, head, torn: false };
-        if cut > 0 {
-            let says = format!("{cut} bytes of a record that was being written during a crash were removed");
-            let note = Entry {
-                kind: RecordKind::Note,
-                id: String::new(),
-                subject: String::new(),
-                trace_id: String::new(),
-                body: serde_json::json!({ "says": says }),
-            };
-            writer.append(&[note]).map_err(|why| error("cannot be written", why))?;
-        }
+        let mut writer = Writer::open(path, clock, disk)?;
         let (sender, receiver) = mpsc::channel();
         let pending = Arc::new(AtomicUsize::new(0));
         let left = pending.clone();
         let run = std::thread::Builder::new().name("journal".to_owned()).spawn(move || writer.run(&receiver, &left));
-        run.map_err(|e| error("cannot be opened", e.to_string()))?;
-        Ok(Journal { path: path.to_owned(), sender, pending })
+        run.map_err(|e| failed(path, "cannot be opened", e.to_string()))?;
+        Ok(Journal { path: path.to_owned(), hands: Hands::Thread(sender), pending })
     }
 
     /// Writes a record. When this returns its number, the record is on disk.
@@ -204,14 +211,17 @@ impl Journal {
     /// # Errors
     /// When it is not: a full or failing disk. Then nothing of it is in the file, and what it was to precede must not happen.
     pub async fn write(&self, entry: Entry) -> Result<u64, JournalError> {
-        let (reply, answer) = oneshot::channel();
-        let gone = || JournalError {
-            path: self.path.display().to_string(),
-            what: "cannot be written",
-            why: "its writer has ended".to_owned(),
+        let sender = match &self.hands {
+            Hands::Thread(sender) => sender,
+            Hands::Caller(writer) => {
+                let written = writer.lock().unwrap_or_else(PoisonError::into_inner).append(&[entry]);
+                return written.map_err(|why| failed(&self.path, "cannot be written", why));
+            }
         };
+        let (reply, answer) = oneshot::channel();
+        let gone = || failed(&self.path, "cannot be written", "its writer has ended".to_owned());
         self.pending.fetch_add(1, Ordering::SeqCst);
-        if self.sender.send((entry, reply)).is_err() {
+        if sender.send((entry, reply)).is_err() {
             self.pending.fetch_sub(1, Ordering::SeqCst);
             return Err(gone());
         }
@@ -271,6 +281,36 @@ struct Writer {
 }
 
 impl Writer {
+    /// Goes on where a file ends, writing through what `disk` makes of it.
+    fn open(path: &Path, clock: Clock, disk: impl FnOnce(File) -> Box<dyn Disk>) -> Result<Writer, JournalError> {
+        let error = |what, why: String| failed(path, what, why);
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(|e| error("cannot be opened", e.to_string()))?;
+        }
+        let open = OpenOptions::new().create(true).read(true).append(true).open(path);
+        let mut file = open.map_err(|e| error("cannot be opened", e.to_string()))?;
+        file.try_lock().map_err(|e| {
+            error(
+                "is open elsewhere",
+                format!("{e}; another trimtab uses it: stop that one, or give this one another --state-dir"),
+            )
+        })?;
+        let End { length, seq, head, cut } = find_end(&mut file).map_err(|why| error("cannot be continued", why))?;
+        let mut writer = Writer { disk: disk(file), path: path.to_owned(), clock, length, seq, head, torn: false };
+        if cut > 0 {
+            let says = format!("{cut} bytes of a record that was being written during a crash were removed");
+            let note = Entry {
+                kind: RecordKind::Note,
+                id: String::new(),
+                subject: String::new(),
+                trace_id: String::new(),
+                body: serde_json::json!({ "says": says }),
+            };
+            writer.append(&[note]).map_err(|why| error("cannot be written", why))?;
+        }
+        Ok(writer)
+    }
+
     fn run(&mut self, receiver: &mpsc::Receiver<(Entry, Reply)>, pending: &AtomicUsize) {
         while let Ok(first) = receiver.recv() {
             let mut group = vec![first];
@@ -282,11 +322,8 @@ impl Writer {
             let (entries, replies): (Vec<Entry>, Vec<Reply>) = group.into_iter().unzip();
             let written = self.append(&entries);
             for (index, reply) in replies.into_iter().enumerate() {
-                let answer = written.as_ref().map(|first| first + index as u64).map_err(|why| JournalError {
-                    path: self.path.display().to_string(),
-                    what: "cannot be written",
-                    why: why.clone(),
-                });
+                let answer = written.as_ref().map(|first| first + index as u64);
+                let answer = answer.map_err(|why| failed(&self.path, "cannot be written", why.clone()));
                 let _ = reply.send(answer);
                 pending.fetch_sub(1, Ordering::SeqCst);
             }

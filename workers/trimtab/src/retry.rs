@@ -6,18 +6,20 @@ use std::time::Duration;
 use backoff::ExponentialBackoff;
 use backoff::backoff::Backoff;
 
-/// Delays of a retried call: doubling from `first` to `most`, each varied by up to a half.
+/// Delays of a retried call: doubling from `first` to `most`, each varied by up to a share.
 #[derive(Debug, Clone, Copy)]
 pub struct Delays {
     /// The first delay.
     pub first: Duration,
     /// The longest delay.
     pub most: Duration,
+    /// By how much each is varied at most, so that those who failed together do not come back together: 0 to 1.
+    pub vary: f64,
 }
 
 impl Default for Delays {
     fn default() -> Self {
-        Delays { first: Duration::from_millis(500), most: Duration::from_secs(60) }
+        Delays { first: Duration::from_millis(500), most: Duration::from_secs(60), vary: 0.5 }
     }
 }
 
@@ -27,7 +29,7 @@ impl Delays {
         let mut backoff = ExponentialBackoff {
             current_interval: self.first,
             initial_interval: self.first,
-            randomization_factor: 0.5,
+            randomization_factor: self.vary,
             multiplier: 2.0,
             max_interval: self.most,
             max_elapsed_time: None,

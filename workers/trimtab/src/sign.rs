@@ -56,6 +56,15 @@ impl Signer {
         KeyPair::from_seed(text.trim()).map(Signer::of).map_err(|e| bad(e.to_string()))
     }
 
+    /// A key from its seed.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn from_seed(seed: &str) -> Result<Signer, SignError> {
+        let bad = |e: nkeys::error::Error| SignError::Key("the seed".to_owned(), e.to_string());
+        KeyPair::from_seed(seed).map(Signer::of).map_err(bad)
+    }
+
     /// The public key, for [`Trusted`].
     pub fn public_key(&self) -> String {
         self.public.clone()

@@ -23,12 +23,19 @@ pub struct Triggers {
     target: String,
     clock: Clock,
     source: String,
+    ids: Arc<dyn Fn() -> Uuid + Send + Sync>,
 }
 
 impl Triggers {
     /// Asks over this bus.
     pub fn new(bus: Arc<dyn Bus>, target: &str, clock: Clock, instance: &str) -> Triggers {
-        Triggers { bus, target: target.to_owned(), clock, source: source("trigger", instance) }
+        let (source, ids) = (source("trigger", instance), Arc::new(Uuid::now_v7));
+        Triggers { bus, target: target.to_owned(), clock, source, ids }
+    }
+
+    /// The same, with scans named by `ids`: none may come twice.
+    pub fn with_ids(self, ids: impl Fn() -> Uuid + Send + Sync + 'static) -> Triggers {
+        Triggers { ids: Arc::new(ids), ..self }
     }
 
     /// Asks for a scan; its id.
@@ -38,7 +45,7 @@ impl Triggers {
     pub async fn scan(&self, scope: Scope, trigger: Trigger) -> Result<Uuid, Failure> {
         // Whoever asks is told now; a scanner could only make it a dead letter.
         trimtab_targets::pulsar::check_scope(&scope)?;
-        let id = Uuid::now_v7();
+        let id = (self.ids)();
         info!(scan = %id, %scope, ?trigger, "a scan is asked for");
         let body = ScanRequest { id, target: self.target.clone(), scope, trigger };
         let trace: Trace = crate::telemetry::trace_of(&tracing::Span::current());
@@ -80,7 +87,7 @@ impl Triggers {
             }
             let wait =
                 if every.is_some() { next.duration_since(tokio::time::Instant::now()).min(minute) } else { minute };
-            tokio::select! { () = stop.cancelled() => return, () = tokio::time::sleep(wait) => {} }
+            tokio::select! { biased; () = stop.cancelled() => return, () = tokio::time::sleep(wait) => {} }
         }
     }
 }

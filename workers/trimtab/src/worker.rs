@@ -1,6 +1,9 @@
 //! The loop that every worker runs in: validate, span, handle, publish, then acknowledge; delay or dead-letter by class of error.
 //!
 //! Workers never publish, sleep or retry by themselves. An input is acknowledged only after everything that came of it is stored.
+//!
+//! Whatever waits for several things looks at them in one order (`biased`), here and in the bus inside one process: a simulation that runs
+//! these on a virtual clock can be repeated step by step.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +13,8 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use opentelemetry::KeyValue;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span, debug, error, field, info, info_span, warn};
 use trimtab_bus::{Bus, BusError, Delivery, Published, Role};
 use trimtab_events::{Body, Event, Invalid};
@@ -121,8 +124,8 @@ pub trait Worker: Send + Sync + 'static {
         None
     }
 
-    /// Whether it can take anything now. Asked before each take.
-    fn ready(&self) -> BoxFuture<'_, bool> {
+    /// Whether it can take anything now. Asked before each take; what was left undone before may be done first.
+    fn ready<'a>(&'a self, _out: &'a Out) -> BoxFuture<'a, bool> {
         Box::pin(futures::future::ready(true))
     }
 
@@ -164,7 +167,8 @@ impl Default for LoopOptions {
 
 /// Runs a worker until `stop`, then finishes what it has begun.
 ///
-/// As many tasks take events as may be handled at once, so that a bus knows how many are wanted.
+/// As many tasks take events as may be handled at once, so that a bus knows how many are wanted. They end where they are when this is
+/// dropped.
 pub async fn run(
     worker: Arc<dyn Worker>,
     bus: Arc<dyn Bus>,
@@ -172,7 +176,7 @@ pub async fn run(
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) {
-    let takers = TaskTracker::new();
+    let mut takers = JoinSet::new();
     let cut_off = CancellationToken::new();
     let idle = Arc::new(Idle::new());
     for number in 0..options.at_once.max(1) {
@@ -180,6 +184,7 @@ pub async fn run(
             number,
             worker: worker.clone(),
             bus: bus.clone(),
+            out: Out::new(bus.clone()),
             options: options.clone(),
             metrics: metrics.clone(),
             stop: stop.clone(),
@@ -188,7 +193,6 @@ pub async fn run(
         };
         takers.spawn(taker.run());
     }
-    takers.close();
     let quiet = async {
         match options.exit_when_idle {
             Some(limit) => idle.wait(limit, worker.as_ref(), bus.as_ref()).await,
@@ -196,17 +200,23 @@ pub async fn run(
         }
     };
     tokio::select! {
+        biased;
         () = stop.cancelled() => {}
-        () = takers.wait() => return,
+        () = ended(&mut takers) => return,
         () = quiet => {
             info!(role = worker.role().name(), "nothing to do any more; ending");
             stop.cancel();
         }
     }
-    if tokio::time::timeout(worker.grace(), takers.wait()).await.is_err() {
+    if tokio::time::timeout(worker.grace(), ended(&mut takers)).await.is_err() {
         cut_off.cancel();
-        takers.wait().await;
+        ended(&mut takers).await;
     }
+}
+
+/// Returns once all have ended.
+async fn ended(takers: &mut JoinSet<()>) {
+    while takers.join_next().await.is_some() {}
 }
 
 /// How often a worker that is not ready is asked again.
@@ -263,6 +273,7 @@ struct Taker {
     number: usize,
     worker: Arc<dyn Worker>,
     bus: Arc<dyn Bus>,
+    out: Out,
     options: LoopOptions,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
@@ -275,6 +286,7 @@ impl Taker {
         let mut failures = 0;
         loop {
             let taken = tokio::select! {
+                biased;
                 () = self.stop.cancelled() => return,
                 taken = self.next() => taken,
             };
@@ -283,7 +295,7 @@ impl Taker {
                     let _at_work = self.idle.work();
                     failures = 0;
                     // What was long in coming may find a worker that is no longer ready for it.
-                    if waited > READY_EVERY && !self.worker.ready().await {
+                    if waited > READY_EVERY && !self.worker.ready(&self.out).await {
                         if let Err(e) = delivery.settle.again(READY_EVERY).await {
                             warn!(error = %e, "an event could not be given back; it comes again by itself");
                         }
@@ -291,7 +303,7 @@ impl Taker {
                     }
                     let one = One {
                         worker: self.worker.clone(),
-                        out: Out::new(self.bus.clone()),
+                        out: self.out.clone(),
                         options: self.options.clone(),
                         metrics: self.metrics.clone(),
                     };
@@ -308,7 +320,7 @@ impl Taker {
                         let role = self.worker.role().name();
                         warn!(role, error = %e, delay_ms = delay.as_millis(), "taking from the queue failed; trying again");
                     }
-                    tokio::select! { () = self.stop.cancelled() => return, () = tokio::time::sleep(delay) => {} }
+                    tokio::select! { biased; () = self.stop.cancelled() => return, () = tokio::time::sleep(delay) => {} }
                 }
             }
         }
@@ -316,7 +328,7 @@ impl Taker {
 
     /// The next event, and how long it was in coming. May be dropped while it waits.
     async fn next(&self) -> Result<(Delivery, Duration), BusError> {
-        while !self.worker.ready().await {
+        while !self.worker.ready(&self.out).await {
             // It waits for others, with work of its own perhaps.
             self.idle.touch();
             tokio::time::sleep(READY_EVERY).await;

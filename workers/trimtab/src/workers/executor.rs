@@ -1,6 +1,6 @@
 //! Carries out decisions: looks again, decides again, sets aside a budget, records the intent, acts, and judges by looking once more.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -64,6 +64,10 @@ pub struct Executor {
     intents: Mutex<HashMap<String, Intent>>,
     /// The journal could not be written: nothing is taken until it can.
     stuck: AtomicBool,
+    /// An act was begun by this process, and what came of it could not be recorded.
+    left_open: AtomicBool,
+    /// When a task of this process last found that nothing may be taken: the others need not ask as well.
+    must_wait: Mutex<Option<tokio::time::Instant>>,
 }
 
 /// How far an act is.
@@ -81,15 +85,18 @@ enum Intent {
 
 /// Holds an act for one task. However that ends, in an error or a panic too, it is left as somebody else may find it.
 struct Claim<'a> {
-    intents: &'a Mutex<HashMap<String, Intent>>,
+    executor: &'a Executor,
     key: &'a str,
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        let mut intents = lock(self.intents);
+        let mut intents = lock(&self.executor.intents);
         match intents.get_mut(self.key) {
-            Some(how @ Intent::Running) => *how = Intent::Open,
+            Some(how @ Intent::Running) => {
+                *how = Intent::Open;
+                self.executor.left_open.store(true, Ordering::Relaxed);
+            }
             Some(Intent::Claimed) => drop(intents.remove(self.key)),
             _ => {}
         }
@@ -140,21 +147,30 @@ impl Executor {
             _ => {}
         })?;
         let source = source("executor", &parts.instance);
-        Ok(Executor { source, parts, intents: Mutex::new(intents), stuck: AtomicBool::new(false) })
+        let (intents, stuck, left_open) = (Mutex::new(intents), AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Executor { source, parts, intents, stuck, left_open, must_wait: Mutex::default() })
     }
 
     fn now_ms(&self) -> i64 {
         self.parts.clock.now_ms()
     }
 
-    /// Judges acts that were begun before a crash, by looking at the target. How many there were.
+    /// Judges acts that were begun and of which nothing is recorded, by looking at the target: after a crash, and after the record could
+    /// not be written. How many there were.
     ///
     /// # Errors
-    /// When the target or the bus cannot be reached; it is tried again at the next start.
+    /// When the target or the bus cannot be reached; it is tried again before the next decision, and at the next start.
     pub async fn close_open_intents(&self, out: &Out) -> Result<usize, Failure> {
         let known = lock(&self.intents).clone();
-        let open: Vec<String> = known.into_iter().filter(|(_, how)| *how == Intent::Open).map(|(key, _)| key).collect();
+        let open = known.into_iter().filter(|(_, how)| *how == Intent::Open).map(|(key, _)| key);
+        let open: BTreeSet<String> = open.collect();
         for key in &open {
+            if let Some(how @ Intent::Open) = lock(&self.intents).get_mut(key) {
+                *how = Intent::Running;
+            } else {
+                continue;
+            }
+            let _claim = Claim { executor: self, key };
             self.close_open(key, out).await?;
         }
         Ok(open.len())
@@ -222,7 +238,7 @@ impl Executor {
         };
         match known {
             None => {
-                let _claim = Claim { intents: &self.intents, key: &key };
+                let _claim = Claim { executor: self, key: &key };
                 let started = self.now_ms();
                 let ended = self.attempt(decision, out).await?;
                 self.finish(decision, ended, started, out).await
@@ -231,7 +247,7 @@ impl Executor {
                 Err(Failure::Later { after: GATE_AGAIN, why: "it is being carried out".to_owned() })
             }
             Some(Intent::Open) => {
-                let _claim = Claim { intents: &self.intents, key: &key };
+                let _claim = Claim { executor: self, key: &key };
                 self.close_open(&key, out).await
             }
             Some(Intent::Closed) => {
@@ -264,6 +280,15 @@ impl Executor {
         let Some(permit) = Permit::for_mode(parts.mode) else {
             return Ok(Ended::skipped("dry-run", "this executor only looks; it acts with --apply"));
         };
+        let early_ms = decision.not_before_ms.saturating_sub(self.now_ms());
+        if let Ok(early) = u64::try_from(early_ms).map(Duration::from_millis)
+            && early > Duration::ZERO
+            && early <= parts.caps.max_clock_skew
+        {
+            // Not skipped: on a machine whose clock is a little behind the deciders', every decision is early.
+            let why = format!("it is valid in {} ms by the clock of this machine", early.as_millis());
+            return Err(Failure::Later { after: early, why });
+        }
         let mut seen = match parts.inventory.observe(&decision.subject).await? {
             Some(seen) => seen,
             None => return Ok(Ended::skipped("gone", "it does not exist any more")),
@@ -298,6 +323,8 @@ impl Executor {
         let Some(again) = again else {
             return Ok(Ended::skipped("gone", "it does not exist any more"));
         };
+        // The same act by the same name: a decision's own id tells of the version that was seen then, and the node may have been written since.
+        let again = Decision { id: decision.id, ..again };
         if let Some(changed) = difference(&decision, &again) {
             let mut ended = Ended::skipped("changed", changed);
             ended.reasons.extend(again.reasons);
@@ -705,6 +732,8 @@ fn judge(
 
 /// How long a scan that leads without a sign of life keeps executors from acting.
 const LEADER_SILENCE_MS: i64 = 10 * 60 * 1000;
+/// How long one task's finding that nothing may be taken holds for the others: less than they wait between two questions.
+const WAIT_AGAIN: Duration = Duration::from_millis(400);
 /// When a decision is looked at again whose scan has not ended.
 const GATE_AGAIN: Duration = Duration::from_secs(5);
 
@@ -715,19 +744,34 @@ impl Worker for Executor {
 
     /// Not while a scan goes on, nor when a limit stopped it: its decisions stay where they are until its limits were judged, or a
     /// person has confirmed it.
-    fn ready(&self) -> BoxFuture<'_, bool> {
+    fn ready<'a>(&'a self, out: &'a Out) -> BoxFuture<'a, bool> {
         async move {
             if self.stuck.load(Ordering::Relaxed) {
                 tokio::time::sleep(Duration::from_secs(5)).await;
                 self.stuck.store(false, Ordering::Relaxed);
             }
-            match self.may_act().await {
+            // The bus may give that decision to somebody else, who finds nothing left to do.
+            if self.left_open.swap(false, Ordering::Relaxed)
+                && let Err(e) = self.close_open_intents(out).await
+            {
+                warn!(error = %e, "what came of an act could not be recorded yet");
+                self.left_open.store(true, Ordering::Relaxed);
+                return false;
+            }
+            if lock(&self.must_wait).is_some_and(|since| since.elapsed() < WAIT_AGAIN) {
+                return false;
+            }
+            let may = match self.may_act().await {
                 Ok(may) => may,
                 Err(e) => {
                     warn!(error = %e, "cannot see whether a scan goes on");
                     false
                 }
+            };
+            if !may {
+                *lock(&self.must_wait) = Some(tokio::time::Instant::now());
             }
+            may
         }
         .boxed()
     }

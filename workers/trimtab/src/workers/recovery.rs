@@ -154,7 +154,7 @@ impl Worker for RecoveryWorker {
     }
 
     /// Takes no segment that would have to wait here: somebody else may be idle.
-    fn ready(&self) -> BoxFuture<'_, bool> {
+    fn ready<'a>(&'a self, _out: &'a Out) -> BoxFuture<'a, bool> {
         Box::pin(futures::future::ready(self.parts.at_once.available_permits() > 0))
     }
 
