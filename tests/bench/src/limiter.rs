@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures::StreamExt;
 use trimtab::clock::Clock;
-use trimtab::share::Share;
+use trimtab::share::{Paced, Share};
 use trimtab_bus::{JetStream, NatsOptions};
 use trimtab_events::Scope;
 use trimtab_targets::pulsar::{PulsarInventory, Settings};
@@ -146,7 +146,8 @@ pub(crate) fn reader(options: &Options) -> Result<()> {
         let options = NatsOptions { servers: vec![nats], create: true, ..NatsOptions::default() };
         let store = Arc::new(JetStream::connect(options).await?.store());
         let pace = Arc::new(Pace::new(limit)?);
-        let share = Share::new(store, "bench", &name, limit, pace.clone(), Clock::system());
+        let paced = Arc::new(Paced { pace: pace.clone(), limit });
+        let share = Share::new(store, "bench", &name, paced, Clock::system())?;
         share.speak().await?;
         let zk = Zk::connect(Connection::parse(&format!("zk://{zk}"))?, ZkOptions::default(), pace).await?;
         let inventory = PulsarInventory::new(zk, Settings::default(), None);

@@ -413,15 +413,15 @@ pub struct JetStreamAccount {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Metadata operations per second, over all scanners of a cluster together; 0 is no limit.
+    /// Metadata operations per second, over all workers of a cluster together; 0 is no limit.
     pub metadata_rate: f64,
     /// ZooKeeper sessions of each scanner.
     pub sessions: usize,
     /// Requests in flight for each session.
     pub window: usize,
-    /// Calls started per second for each broker; 0 is no limit.
+    /// Calls started per second for each broker, over all executors of a cluster together; 0 is no limit.
     pub broker_rate: f64,
-    /// Calls in flight for each broker.
+    /// Calls in flight for each broker, over all executors of a cluster together. At least one is.
     pub broker_concurrency: usize,
     /// How long one call to a broker may take.
     #[serde(with = "humantime_serde")]

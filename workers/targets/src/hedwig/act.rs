@@ -4,11 +4,9 @@
 //! The order is what makes it safe. What can say no is asked before anything is attached; everything that was read before is read
 //! again while the subscriber is ours; and between the last look and the write nothing is waited for.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use trimtab_events::{Evidence, Position, Seen};
 
@@ -17,7 +15,7 @@ use super::inventory::{HedwigInventory, Ownership, Release};
 use super::topic::{Ledgers, Settings, TopicSubscriber, signed};
 use super::znodes::{HubAddress, MessageId, Subscription};
 use crate::error::{Class, Result, TargetError};
-use crate::{Pace, Permit};
+use crate::{Calls, Pace, Permit};
 
 /// Times and rates of acts.
 #[derive(Debug, Clone)]
@@ -200,8 +198,9 @@ pub struct HedwigAct {
     inventory: Arc<HedwigInventory>,
     options: ActOptions,
     /// By hub, as it announces itself.
-    paces: Mutex<HashMap<String, Arc<Pace>>>,
-    acquires: Pace,
+    attaches: Arc<Calls>,
+    /// Over all hubs.
+    acquires: Arc<Pace>,
 }
 
 impl HedwigAct {
@@ -210,10 +209,15 @@ impl HedwigAct {
     /// # Errors
     /// When a rate is not usable.
     pub fn new(hubs: Hubs, inventory: Arc<HedwigInventory>, options: ActOptions) -> Result<HedwigAct> {
-        let pace = |rate| Pace::new(rate).map_err(|e| TargetError::new(Class::Invalid, "limiting attachments", e));
-        pace(options.attach_rate)?;
-        let acquires = pace(options.acquire_rate)?;
-        Ok(HedwigAct { hubs, inventory, options, paces: Mutex::default(), acquires })
+        let unusable = |e| TargetError::new(Class::Invalid, "limiting attachments", e);
+        let attaches = Arc::new(Calls::new(options.attach_rate, None).map_err(unusable)?);
+        let acquires = Arc::new(Pace::new(options.acquire_rate).map_err(unusable)?);
+        Ok(HedwigAct { hubs, inventory, options, attaches, acquires })
+    }
+
+    /// The limits on attachments, of which a part may be lent: for each hub, and over all hubs on topics that nobody owns.
+    pub fn limits(&self) -> (&Arc<Calls>, &Arc<Pace>) {
+        (&self.attaches, &self.acquires)
     }
 
     /// Looks again, and unless something speaks against it, attaches, consumes and closes.
@@ -271,19 +275,8 @@ impl HedwigAct {
             self.acquires.one().await;
             return Ok(());
         };
-        let pace = {
-            let mut paces = self.paces.lock().await;
-            match paces.get(hub) {
-                Some(pace) => pace.clone(),
-                None => {
-                    let pace = Pace::new(self.options.attach_rate);
-                    let pace = Arc::new(pace.map_err(|e| TargetError::new(Class::Bug, self.doing(what), e))?);
-                    paces.insert(hub.to_owned(), pace.clone());
-                    pace
-                }
-            }
-        };
-        pace.one().await;
+        let calls = self.attaches.to(hub).map_err(|e| TargetError::new(Class::Bug, self.doing(what), e))?;
+        calls.pace.one().await;
         Ok(())
     }
 

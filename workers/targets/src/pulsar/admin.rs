@@ -10,15 +10,15 @@ use std::time::Duration;
 use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode, Url};
 use serde::Deserialize;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use trimtab_events::{Position, Retention, Told};
 
 use super::metadata::Hole;
 use super::names::{TopicName, decode, encode, percent};
 use super::policies::TopicPolicies;
-use crate::Pace;
 use crate::error::{Class, Result, TargetError};
+use crate::{Calls, CallsTo};
 
 /// How brokers are reached.
 #[derive(Clone)]
@@ -36,7 +36,7 @@ pub struct AdminOptions {
     pub identity_pem: Option<Vec<u8>>,
     /// How long one call may take. Loading a topic can wait for replication clusters that are down.
     pub timeout: Duration,
-    /// Calls in flight for each broker.
+    /// Calls in flight for each broker. At least one is.
     pub concurrency: usize,
     /// Calls started per second for each broker; 0 is no limit.
     pub rate: f64,
@@ -75,8 +75,7 @@ const MAX_REDIRECTS: usize = 5;
 const MAX_BACK_OFF: Duration = Duration::from_secs(30);
 
 struct Broker {
-    slots: Semaphore,
-    pace: Pace,
+    calls: Arc<CallsTo>,
     back_off: Mutex<BackOff>,
 }
 
@@ -93,6 +92,7 @@ pub struct Admin {
     urls: Vec<Url>,
     allowed: Mutex<Vec<(String, u16)>>,
     registered: Mutex<Vec<Url>>,
+    calls: Arc<Calls>,
     brokers: Mutex<HashMap<String, Arc<Broker>>>,
 }
 
@@ -269,15 +269,22 @@ impl Admin {
                 })?,
             );
         }
-        Pace::new(options.rate).map_err(|e| invalid("reading the rate of calls to brokers", e.to_string()))?;
+        let calls = Calls::new(options.rate, Some(options.concurrency));
+        let calls = calls.map_err(|e| invalid("reading the rate of calls to brokers", e.to_string()))?;
         Ok(Admin {
             http,
             options,
             urls,
             allowed: Mutex::new(allowed),
             registered: Mutex::default(),
+            calls: Arc::new(calls),
             brokers: Mutex::default(),
         })
+    }
+
+    /// The limits on its calls, of which a part may be lent.
+    pub fn calls(&self) -> &Arc<Calls> {
+        &self.calls
     }
 
     /// Lets redirects go to these web addresses too: the brokers registered in the metadata. Calls start there when no address
@@ -299,13 +306,8 @@ impl Admin {
         if let Some(broker) = brokers.get(&key) {
             return Ok(broker.clone());
         }
-        let pace =
-            Pace::new(self.options.rate).map_err(|e| TargetError::new(Class::Bug, format!("calling {key}"), e))?;
-        let broker = Arc::new(Broker {
-            slots: Semaphore::new(self.options.concurrency.max(1)),
-            pace,
-            back_off: Mutex::default(),
-        });
+        let calls = self.calls.to(&key).map_err(|e| TargetError::new(Class::Bug, format!("calling {key}"), e))?;
+        let broker = Arc::new(Broker { calls, back_off: Mutex::default() });
         brokers.insert(key, broker.clone());
         Ok(broker)
     }
@@ -313,13 +315,12 @@ impl Admin {
     /// One request to one broker: in its turn, and none while it is left alone.
     async fn send(&self, method: &Method, url: &Url, what: &str) -> Answered<(Answer, Option<Url>)> {
         let broker = self.broker(url).await?;
-        let closed = |e| TargetError::new(Class::Bug, what.to_owned(), e);
-        let _slot = broker.slots.acquire().await.map_err(closed)?;
+        let _slot = broker.calls.slot().await;
         let until = broker.back_off.lock().await.until;
         if let Some(until) = until {
             tokio::time::sleep_until(until).await;
         }
-        broker.pace.one().await;
+        broker.calls.pace.one().await;
         let started = Instant::now();
         let sent = self.send_once(method, url, what).await;
         let bad = match &sent {

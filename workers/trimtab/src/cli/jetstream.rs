@@ -42,7 +42,7 @@ pub(super) async fn live(config: &Config) -> anyhow::Result<Live> {
     let inventory = Arc::new(inventory.with_ages(ages_out));
     let times = Times { probe: config.jetstream.probe, ..Times::default() };
     let act = Arc::new(JetStreamAct::new(inventory.clone(), times));
-    Ok(Live { inventory, act, pace })
+    Ok(Live { inventory, act, pace, calls: Vec::new() })
 }
 
 fn wire(connection: Connection) -> Wire {

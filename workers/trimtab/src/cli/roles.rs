@@ -41,9 +41,10 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
         anyhow::bail!(Usage(why.to_owned()));
     }
     let instance = args.name.clone().unwrap_or_else(runtime::instance);
-    let process = Process { exit_when_idle: args.exit_when_idle, ..Process::open(config, instance).await? };
+    let mut process = Process::open(config, instance).await?;
+    process.exit_when_idle = args.exit_when_idle;
     stop_on_signals(&process.stop);
-    let config = &process.config;
+    let config = &process.config.clone();
     // Who may make streams has looked at them already.
     #[cfg(feature = "nats")]
     if let Some(nats) = process.wires.nats.as_ref().filter(|_| !config.nats.create) {
@@ -56,7 +57,9 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
         Role::Scanner => {
             let journal = config.pulsar.ask_brokers.then(|| runtime::journal(config, &file, clock)).transpose()?;
             let live = runtime::live(config, journal).await?;
-            process.start_scanner(&live).await?;
+            // Asking brokers is calling them.
+            process.share(&live, role.name(), config.pulsar.ask_brokers).await?;
+            process.start_scanner(&live)?;
             target = Some(live);
             triggers = Some(process.triggers());
             let timer = process.triggers();
@@ -78,6 +81,7 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
             let journal = runtime::journal(config, &file, clock)?;
             record = Some(journal.clone());
             let live = runtime::live(config, Some(journal.clone())).await?;
+            process.share(&live, role.name(), true).await?;
             process.start_executor(&live, journal, trusted, signer).await?;
             target = Some(live);
         }

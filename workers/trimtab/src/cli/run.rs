@@ -24,7 +24,7 @@ use crate::notify::Notify;
 use crate::once::{Judgement, Once, Ran};
 use crate::plan::Planning;
 use crate::scans::Scans;
-use crate::share::Share;
+use crate::share::{Limited, Paced, Share, Sharing};
 use crate::sign::{Signer, Trusted};
 use crate::triggers::Triggers;
 use crate::wishes::Wishes;
@@ -70,6 +70,10 @@ pub(crate) struct Process {
     /// Cancelled once what was begun has ended: until then others are told how it goes.
     pub(crate) ended: CancellationToken,
     pub(crate) tellers: TaskTracker,
+    shares: Vec<Arc<Share>>,
+    /// What keeps the shares, and ends it.
+    keeping: TaskTracker,
+    sharing: CancellationToken,
     /// The process ends once its queue had nothing for so long.
     pub(crate) exit_when_idle: Option<Duration>,
 }
@@ -89,6 +93,9 @@ impl Process {
             tasks: TaskTracker::new(),
             ended: CancellationToken::new(),
             tellers: TaskTracker::new(),
+            shares: Vec::new(),
+            keeping: TaskTracker::new(),
+            sharing: CancellationToken::new(),
             exit_when_idle: None,
         })
     }
@@ -120,23 +127,33 @@ impl Process {
         self.tasks.spawn(worker::run(worker, bus, options, self.metrics.clone(), self.stop.clone()));
     }
 
-    /// Starts the scanner, with its part of the cluster's limit.
-    pub(crate) async fn start_scanner(&self, live: &Live) -> anyhow::Result<()> {
-        let name = self.config.target();
-        let cluster = self.config.cluster();
-        if self.config.limits.metadata_rate > 0.0 {
-            let limit = self.config.limits.metadata_rate;
-            let store = self.wires.store.clone();
-            let share = Share::new(store, cluster, &self.instance, limit, live.pace.clone(), self.clock.clone());
+    /// Has this process keep the cluster's limits together with all others: of metadata operations, and of calls where it makes any.
+    pub(crate) async fn share(&mut self, live: &Live, role: &str, calls: bool) -> anyhow::Result<()> {
+        let rate = self.config.limits.metadata_rate;
+        let metadata: Arc<dyn Limited> = Arc::new(Paced { pace: live.pace.clone(), limit: rate });
+        let mut all = if rate > 0.0 { vec![("metadata", metadata)] } else { Vec::new() };
+        all.extend(live.calls.iter().filter(|_| calls).cloned());
+        for (what, limited) in all {
+            let (key, member) = (format!("{what}.{}", self.config.cluster()), format!("{role}.{}", self.instance));
+            let share = Share::new(self.wires.store.clone(), &key, &member, limited, self.clock.clone())?;
             share.speak().await?;
-            let stop = self.stop.clone();
-            self.tasks.spawn(async move {
-                tokio::select! { () = stop.cancelled() => {}, () = share.keep() => {} }
+            let share = Arc::new(share);
+            self.shares.push(share.clone());
+            let sharing = self.sharing.clone();
+            self.keeping.spawn(async move {
+                tokio::select! { () = sharing.cancelled() => {}, () = share.keep() => {} }
                 if let Err(e) = share.leave().await {
-                    warn!(error = %e, "the share of the metadata limit was not given back; it is free again in ten seconds");
+                    warn!(error = %e, "a share of a limit was not given back; it is free again in ten seconds");
                 }
             });
         }
+        Ok(())
+    }
+
+    /// Starts the scanner.
+    pub(crate) fn start_scanner(&self, live: &Live) -> anyhow::Result<()> {
+        let name = self.config.target();
+        let cluster = self.config.cluster();
         let parts = ScannerParts {
             target: name.to_owned(),
             cluster: cluster.to_owned(),
@@ -190,7 +207,8 @@ impl Process {
                 "acts that were under way when the last executor ended have been judged by the metadata"
             );
         }
-        self.start(Arc::new(executor), self.config.limits.acts_at_once.max(1));
+        let worker = Arc::new(Sharing { worker: Arc::new(executor), shares: self.shares.clone() });
+        self.start(worker, self.config.limits.acts_at_once.max(1));
         Ok(())
     }
 
@@ -281,6 +299,10 @@ impl Process {
         let drained = tokio::time::timeout(DRAIN, async {
             self.tasks.close();
             self.tasks.wait().await;
+            // What was begun needed them until here.
+            self.sharing.cancel();
+            self.keeping.close();
+            self.keeping.wait().await;
             // What this process had asked for and nobody began is somebody else's at once.
             self.wires.bus.close().await;
             #[cfg(feature = "nats")]
@@ -384,7 +406,7 @@ async fn look(context: &Context, config: &Config, scope: &Scope) -> anyhow::Resu
 }
 
 async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<Exit> {
-    let process = Process::open(config, runtime::instance()).await?;
+    let mut process = Process::open(config, runtime::instance()).await?;
     stop_on_signals(&process.stop);
     let journal = runtime::journal(&process.config, "executor", process.clock.clone())?;
     let live = runtime::live(&process.config, Some(journal.clone())).await?;
@@ -392,7 +414,8 @@ async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<
     let trust = |own: &Signer, more: &[String]| Trusted::new(more.iter().cloned().chain([own.public_key()]));
     let deciders = trust(&decider, &process.config.keys.trusted_deciders)?;
     let executors = trust(&executor, &process.config.keys.trusted_executors)?;
-    process.start_scanner(&live).await?;
+    process.share(&live, "run", true).await?;
+    process.start_scanner(&live)?;
     process.start_decider(decider)?;
     process.start_executor(&live, journal.clone(), deciders, executor).await?;
     process.start_audit(journal.clone(), false, executors)?;

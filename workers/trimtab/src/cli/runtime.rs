@@ -22,12 +22,16 @@ use super::Usage;
 use crate::clock::Clock;
 use crate::config::{Config, System, ZkAccess, secret};
 use crate::journal::{Entry, Journal, RecordKind};
+use crate::share::{Limited, Paced};
 
 /// A live target, whatever system it is.
 pub(crate) struct Live {
     pub(crate) inventory: Arc<dyn Inventory>,
     pub(crate) act: Arc<dyn Act>,
+    /// Of metadata operations.
     pub(crate) pace: Arc<Pace>,
+    /// Of calls to brokers or hubs, by what they are.
+    pub(crate) calls: Vec<(&'static str, Arc<dyn Limited>)>,
 }
 
 /// Connects to the configured target. `journal` is where evidence goes before brokers are asked for anything.
@@ -37,8 +41,9 @@ pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyh
             let Pulsar { inventory, admin, pace } = pulsar(config, journal).await?;
             let binary = Arc::new(Binary::new(binary_options(config)?)?);
             let options = ActOptions { settle: config.limits.settle, ..ActOptions::default() };
+            let calls: Vec<(_, Arc<dyn Limited>)> = vec![("calls", admin.calls().clone())];
             let act = Arc::new(PulsarAct::new(admin, binary, inventory.clone(), options));
-            Ok(Live { inventory, act, pace })
+            Ok(Live { inventory, act, pace, calls })
         }
         System::Hedwig => hedwig_region(config).await,
         System::Bookkeeper => ledgers(config).await,
@@ -54,7 +59,7 @@ pub(crate) async fn live(config: &Config, journal: Option<Arc<Journal>>) -> anyh
 async fn ledgers(config: &Config) -> anyhow::Result<Live> {
     let (inventory, pace) = ledger_inventory(config).await?;
     let act = Arc::new(LedgerAct::new(inventory.clone()));
-    Ok(Live { inventory, act, pace })
+    Ok(Live { inventory, act, pace, calls: Vec::new() })
 }
 
 /// Connects to the metadata of the configured Pulsar cluster's ledgers.
@@ -93,8 +98,12 @@ async fn hedwig_region(config: &Config) -> anyhow::Result<Live> {
         shown_within: config.limits.settle,
         ..hedwig::ActOptions::default()
     };
+    let limit = options.acquire_rate;
     let act = Arc::new(HedwigAct::new(hubs, inventory.clone(), options)?);
-    Ok(Live { inventory, act, pace })
+    let (attaches, acquires) = act.limits();
+    let acquires = Arc::new(Paced { pace: acquires.clone(), limit });
+    let calls: Vec<(_, Arc<dyn Limited>)> = vec![("attaches", attaches.clone()), ("acquires", acquires)];
+    Ok(Live { inventory, act, pace, calls })
 }
 
 /// Where the region is, and what its hubs are set to.
