@@ -9,3 +9,5 @@ mod crew;
 mod ground;
 #[path = "workers/limits.rs"]
 mod limits;
+#[path = "workers/pressure.rs"]
+mod pressure;

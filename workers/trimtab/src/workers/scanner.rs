@@ -434,11 +434,23 @@ impl Scanner {
         let trace = telemetry::trace_of(&Span::current());
         let now = timestamp(self.now_ms());
         let event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, body)?;
-        out.emit(&event).await?;
+        self.emit_while_leading(&event, scan, out).await?;
         scan.page += 1;
         scan.report.candidates += count;
         self.parts.metrics.candidates.add(count, &[]);
         Ok(())
+    }
+
+    /// Emits an event. A full queue lets it wait for longer than the lease lasts, so that is renewed meanwhile.
+    async fn emit_while_leading(&self, event: &Event, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
+        let mut emitted = std::pin::pin!(out.emit(event));
+        loop {
+            tokio::select! {
+                biased;
+                emitted = &mut emitted => return emitted.map(|_| ()),
+                () = tokio::time::sleep(LEASE / 3) => self.renew(scan).await?,
+            }
+        }
     }
 
     async fn end(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
