@@ -132,17 +132,25 @@ fn workers_that_start_and_die_leave_no_consumers() {
     let before = ground.consumers();
     assert_eq!(before["TT_CAND"], 1, "{before:?}");
     let (seed, key) = (ground.seed(), run(ground.state(), &["keys", "public", &ground.seed()]).exits(0).out);
+    let key = key.trim();
+    // What scanners and executors work on: the same server, which has nothing of anybody else.
+    let config = ground.state().join("config.toml").display().to_string();
+    std::fs::write(&config, "system = \"jetstream\"\n").unwrap();
     for round in 0..ROUNDS {
         let mut workers: Vec<_> = (0..5)
             .map(|number| {
                 let name = format!("worker-{round}-{number}");
                 let state = ground.state().join(&name);
                 std::fs::create_dir_all(&state).unwrap();
-                let args: &[&str] = match number % 2 {
-                    0 => &["decider", "--nats", &url, "--seed-file", &seed],
-                    _ => &["audit", "run", "--nats", &url, "--trust-executor", key.trim()],
+                let work = ["--from", &url, "--config", &config];
+                let args = match number {
+                    0 => vec!["audit", "run", "--trust-executor", key],
+                    1 => [&["scanner"][..], &work].concat(),
+                    2 => [&["executor", "--apply", "--seed-file", &seed, "--trust-decider", key][..], &work].concat(),
+                    _ => vec!["decider", "--seed-file", &seed],
                 };
-                (state.join(format!("{name}.log")), start(&name, &state, args, &[]).unwrap())
+                let args = [&args[..], &["--nats", &url]].concat();
+                (state.join(format!("{name}.log")), start(&name, &state, &args, &[]).unwrap())
             })
             .collect();
         for (log, _) in &workers {
