@@ -4,10 +4,14 @@
 
 #[path = "workers/crew.rs"]
 mod crew;
+#[path = "workers/fire.rs"]
+mod fire;
 #[path = "faults/ground.rs"]
 #[allow(dead_code, reason = "the tests of faults use the rest")]
 mod ground;
 #[path = "workers/limits.rs"]
 mod limits;
+#[path = "workers/paused.rs"]
+mod paused;
 #[path = "workers/pressure.rs"]
 mod pressure;

@@ -1,0 +1,95 @@
+//! A scanner that is paused in the middle of a scan for longer than its lease, while another leads on and ends it.
+
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use trimtab_bus::{JetStream, NatsOptions, Store};
+use trimtab_tests::nats::NatsRig;
+use trimtab_tests::roles::Role;
+use trimtab_tests::zk_proxy::ZkProxy;
+
+use crate::crew::{Crew, Name, still_due, until};
+use crate::ground::{Ground, Stage, Trims};
+
+/// A namespace of a thousand, and another.
+const TOPICS: usize = 1_240;
+const FIRST: Name = (Role::Scanner, "first");
+const SECOND: Name = (Role::Scanner, "second");
+const EXECUTORS: [Name; 2] = [(Role::Executor, "a"), (Role::Executor, "b")];
+
+/// What scanners agree on, as it is stored: value and revision.
+struct Documents {
+    runtime: Runtime,
+    store: Box<dyn Store>,
+}
+
+impl Documents {
+    fn of(nats: &NatsRig) -> Documents {
+        let runtime = Runtime::new().unwrap();
+        let options = NatsOptions { servers: nats.urls(), ..NatsOptions::default() };
+        let store = runtime.block_on(JetStream::connect(options)).unwrap().store();
+        Documents { runtime, store: Box::new(store) }
+    }
+
+    fn get(&self, key: &str) -> Option<(Value, u64)> {
+        let document = self.runtime.block_on(self.store.get("scans", key)).unwrap()?;
+        Some((serde_json::from_slice(&document.value).unwrap(), document.revision))
+    }
+}
+
+fn fence(document: &Option<(Value, u64)>) -> u64 {
+    document.as_ref().and_then(|(value, _)| value["scan"]["fence"].as_u64()).unwrap_or(0)
+}
+
+#[test]
+#[ignore = "needs ZooKeeper, nats-server"]
+fn a_leader_that_was_paused_changes_nothing_once_another_has_led() {
+    let (nats, ground, stage) = (NatsRig::single().unwrap(), Ground::new("paused", TOPICS), Stage::new());
+    let proxy = ZkProxy::start(&ground.rig.zk()).unwrap();
+    let broker = stage.broker(Trims::of(&ground));
+    let config = "[limits]\nmetadata_rate = 300.0\nbroker_rate = 0.0\nbroker_concurrency = 64\nacts_at_once = 16\n";
+    let config = ground.file("config.toml", config);
+    let from = format!("zk://{}", proxy.address());
+    let mut crew = Crew::new(ground.state("crew"), &nats.url(), &from, &broker.url(), &config);
+    let documents = Documents::of(&nats);
+    crew.start(FIRST);
+    crew.start((Role::Decider, "one"));
+    crew.runs(FIRST, 1);
+    let scan = crew.scan();
+    // In the second namespace: one shard is finished, the next one is being read.
+    let inside = format!("{}/", ground.node(1000).rsplit_once('/').unwrap().0);
+    let read =
+        || proxy.record().requests().iter().filter(|r| r.paths.iter().any(|path| path.starts_with(&inside))).count();
+    until("the second shard is being read", || read() > 20);
+    crew.worker(FIRST).freeze().unwrap();
+    let leader = documents.get("leader.pulsar");
+    assert_eq!(leader.as_ref().map(|(leader, _)| leader["ended"].clone()), Some(false.into()), "{leader:?}");
+    assert_eq!(documents.get(&format!("gate.{scan}")), None, "it ended before it was paused");
+    crew.start(SECOND);
+    for executor in EXECUTORS {
+        crew.start_with(executor, &["--metadata-rate", "0"]);
+    }
+
+    // Another takes the lease once it has run out, and the request once the bus gives it up; it goes on after the first shard.
+    let gate = format!("gate.{scan}");
+    until("another has ended the scan", || documents.get(&gate).is_some());
+    assert!(crew.log(SECOND).contains("the scan goes on where it was left"), "{}", crew.log(SECOND));
+    assert!(fence(&documents.get(&gate)) > fence(&leader));
+    // Executors are in the middle of what it led to. Now the first wakes up, in the middle of what it was at.
+    until("acts have begun", || !crew.acts("outcome", &EXECUTORS).is_empty());
+    until("the leader has ended", || documents.get("leader.pulsar").unwrap().0["ended"] == true);
+    let before = [documents.get(&gate), documents.get("leader.pulsar")];
+    assert!(still_due(&ground, TOPICS) > 0, "everything was done before it woke up");
+    crew.worker(FIRST).thaw().unwrap();
+    until("it sees that it does not lead any more", || crew.log(FIRST).contains("lost"));
+    until("everything that was due is gone", || still_due(&ground, TOPICS) == 0);
+    assert_eq!([documents.get(&gate), documents.get("leader.pulsar")], before);
+    crew.acted_once(&EXECUTORS);
+
+    // Whichever of the two takes it: a later scan finds nothing that was missed, and both still work.
+    let again = crew.scan_and_wait();
+    assert_eq!((again["proposed"]["acts"].as_u64(), again["incomplete"].as_bool()), (Some(0), Some(false)), "{again}");
+    for worker in [FIRST, SECOND, EXECUTORS[0], EXECUTORS[1]] {
+        assert!(crew.worker(worker).stop().unwrap().success(), "{worker:?}");
+    }
+    crew.acted_once(&EXECUTORS);
+}
