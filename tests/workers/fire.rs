@@ -19,7 +19,7 @@ use trimtab_tests::trimtab::run;
 use trimtab_tests::zk_proxy::ZkProxy;
 use wiremock::{Request, Respond, ResponseTemplate};
 
-use crate::crew::{Crew, Name, still_due, to_keep, until};
+use crate::crew::{Crew, Name, PATIENCE, still_due, to_keep, until};
 use crate::ground::{Broker, Ground, LEDGERS, Stage, Trims};
 
 const EXECUTORS: [Name; 2] = [(Role::Executor, "a"), (Role::Executor, "b")];
@@ -138,14 +138,20 @@ impl<'a> Fire<'a> {
 
     /// Lets the work come to its end, asking for further scans as a timer would, and checks everything.
     fn burnt_out(mut self, what: &str) {
-        let mut asked = Instant::now();
-        until("everything that was due is gone", || {
+        // As long as it goes on it may take its time; a scan makes executors wait.
+        let (mut left, mut moved, mut asked) = (usize::MAX, Instant::now(), Instant::now());
+        while left > 0 {
+            let due = still_due(self.ground, self.topics);
+            if due < left {
+                (left, moved, asked) = (due, Instant::now(), Instant::now());
+            }
+            assert!(moved.elapsed() < PATIENCE, "{left} topics are still due, and nothing goes on");
             if asked.elapsed() > Duration::from_secs(15) {
                 asked = Instant::now();
                 self.crew.scan();
             }
-            still_due(self.ground, self.topics) == 0
-        });
+            std::thread::sleep(Duration::from_millis(100));
+        }
         until("every act has its outcome", || self.open() == 0);
         for worker in Fire::everybody() {
             assert!(self.crew.worker(worker).stop().unwrap().success(), "{worker:?}");

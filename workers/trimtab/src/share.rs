@@ -24,9 +24,11 @@ pub(crate) const BUCKET: &str = "limits";
 /// How often a member says that it is still there.
 const EVERY: Duration = Duration::from_secs(1);
 /// How often one that has nothing asks whether there is something by now.
-const AGAIN: Duration = Duration::from_millis(200);
+const AGAIN: Duration = Duration::from_millis(500);
 /// After how long without a word a member counts as gone. Until then its share stays set aside.
 const GONE_AFTER: Duration = Duration::from_secs(10);
+/// Whose last word is so long ago by our clock is gone, whenever it was heard of: no clocks differ that much where anything is acted on.
+const LONG_GONE_MS: i64 = 10 * 60 * 1000;
 /// How long a share may be used after the word that it was agreed on with: well shorter than that.
 const LENT_FOR: Duration = Duration::from_secs(6);
 
@@ -124,7 +126,7 @@ struct Member {
     /// When it said so, by its own clock. Another one each time.
     at_ms: i64,
     /// What it could use.
-    #[serde(default, flatten)]
+    #[serde(flatten)]
     wants: Wants,
 }
 
@@ -269,16 +271,17 @@ impl Share {
         Wants { wants, wants_at_once: (used + waiting).max(usize::from(busy)) }
     }
 
-    /// Leaves out the members that were silent for too long. Only what was heard here counts: clocks differ.
+    /// Leaves out the members that were silent for too long. What was heard here counts, for clocks differ.
     fn without_the_gone(&self, agreement: &mut Agreement) {
-        let (mut state, now) = (self.state(), Instant::now());
+        let (mut state, now, now_ms) = (self.state(), Instant::now(), self.clock.now_ms());
         state.heard.retain(|name, _| agreement.members.contains_key(name));
         agreement.members.retain(|name, member| {
             let heard = state.heard.entry(name.clone()).or_insert((member.at_ms, now));
             if heard.0 != member.at_ms {
                 *heard = (member.at_ms, now);
             }
-            *name == self.member || now - heard.1 < GONE_AFTER
+            let gone = now - heard.1 >= GONE_AFTER || now_ms.saturating_sub(member.at_ms) > LONG_GONE_MS;
+            *name == self.member || !gone
         });
     }
 

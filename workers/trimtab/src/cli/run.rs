@@ -129,12 +129,15 @@ impl Process {
 
     /// Has this process keep the cluster's limits together with all others: of metadata operations, and of calls where it makes any.
     pub(crate) async fn share(&mut self, live: &Live, role: &str, calls: bool) -> anyhow::Result<()> {
+        // A state folder is used by one process at a time: the next one has the share of one that was killed.
+        let alone = self.config.nats.url.as_deref().is_none_or(|url| url == "spawn");
+        let member = if alone { role.to_owned() } else { format!("{role}.{}", self.instance) };
         let rate = self.config.limits.metadata_rate;
         let metadata: Arc<dyn Limited> = Arc::new(Paced { pace: live.pace.clone(), limit: rate });
         let mut all = if rate > 0.0 { vec![("metadata", metadata)] } else { Vec::new() };
         all.extend(live.calls.iter().filter(|_| calls).cloned());
         for (what, limited) in all {
-            let (key, member) = (format!("{what}.{}", self.config.cluster()), format!("{role}.{}", self.instance));
+            let key = format!("{what}.{}", self.config.cluster());
             let share = Share::new(self.wires.store.clone(), &key, &member, limited, self.clock.clone())?;
             share.speak().await?;
             let share = Arc::new(share);
