@@ -11,8 +11,8 @@ use futures::future::{BoxFuture, join_all};
 use tokio::time::{Instant, sleep, timeout};
 use trimtab_bus::conformance::{self, BusRig, BusUnderTest, StoreRig, event, quick};
 use trimtab_bus::{
-    Bus, BusError, BusOptions, Credentials, Expect, InProcess, JetStream, KvStore, NatsOptions, Published, Role,
-    SqliteStore, Store, Tls,
+    Bus, BusError, BusOptions, Credentials, Expect, InProcess, JetStream, KvStore, MemoryStore, NatsOptions, Published,
+    Role, SqliteStore, Store, Tls,
 };
 use trimtab_events::Event;
 use trimtab_tests::nats;

@@ -2,7 +2,7 @@
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt};
-use trimtab_events::{Candidate, Decision, Loaded, Scope, TopicClass, Verdict, split_subscriber};
+use trimtab_events::{Candidate, Decision, LedgerCandidate, Loaded, Scope, TopicClass, Verdict, split_subscriber};
 use trimtab_targets::{Act, Class, Effect, Inventory, Item, Permit, ReadsOf, Record, Skipped, TargetError};
 
 use crate::cluster::MINUTE;
@@ -89,7 +89,17 @@ impl Inventory for Client {
                 let now = state.now_ms();
                 state.looked.insert(key, now);
             }
-            self.ask("observe", move |state| seen(state, &whole)).await
+            let looks = move |state: &mut State| {
+                let found = seen(state, &whole);
+                // A server that lags does not show that a topic was left open by whoever was killed.
+                if let (Some(Candidate::Ledger(old)), Some(new)) = (&found, state.cluster.topics.get(&whole))
+                    && old.loaded != new.loaded
+                {
+                    state.excused.insert(whole);
+                }
+                found
+            };
+            self.ask("observe", looks).await
         }
         .boxed()
     }
@@ -304,33 +314,32 @@ fn unfounded(state: &State, decision: &Decision, since: i64) -> Option<String> {
     if !matches!(decision.verdict, Verdict::Trim | Verdict::ExpireThenTrim | Verdict::StartClock) {
         return Some(format!("{} is no act", decision.verdict));
     }
-    let versions = state.topics.get(&decision.subject)?;
-    let mut why = Some("it was not there".to_owned());
-    for topic in versions.since(since).flatten() {
-        let Some(policies) = topic.policies.present() else {
-            why = Some("its policies are not known".to_owned());
-            continue;
-        };
-        let list = topic.ledgers.present().map_or(&[][..], Vec::as_slice);
-        let closed = list.split_last().map_or(&[][..], |(_, closed)| closed);
-        why = if topic.class != TopicClass::User || topic.shadow || policies.topic_level_unknown.is_some() {
-            Some("nobody may call about it".to_owned())
-        } else if topic.loaded != Loaded::No {
-            Some("somebody has it loaded".to_owned())
-        } else if policies.retention.value.minutes < 0 {
-            Some("its retention is for ever".to_owned())
-        } else if policies.retention.value.minutes > 0 && closed.first().is_some_and(|info| info.closed_ms <= 0) {
-            Some("nobody knows when its first ledger was closed".to_owned())
-        } else if decision.expire.iter().any(|expire| expire.ttl_s != policies.ttl_s.value) {
-            Some("its time to live is another".to_owned())
-        } else {
-            None
-        };
-        if why.is_none() {
-            return None;
-        }
-    }
-    why
+    let versions = state.topics.get(&decision.subject);
+    let seen = versions.into_iter().flat_map(|versions| versions.since(since).flatten());
+    // Due at one moment is enough.
+    let why = seen.map(|topic| not_due(topic, decision)).reduce(Option::and);
+    why.unwrap_or(Some("it was not there".to_owned()))
+}
+
+fn not_due(topic: &LedgerCandidate, decision: &Decision) -> Option<String> {
+    let Some(policies) = topic.policies.present() else { return Some("its policies are not known".to_owned()) };
+    let list = topic.ledgers.present().map_or(&[][..], Vec::as_slice);
+    let closed = list.split_last().map_or(&[][..], |(_, closed)| closed);
+    let minutes = policies.retention.value.minutes;
+    let why = if topic.class != TopicClass::User || topic.shadow || policies.topic_level_unknown.is_some() {
+        "nobody may call about it"
+    } else if topic.loaded != Loaded::No {
+        "somebody has it loaded"
+    } else if minutes < 0 {
+        "its retention is for ever"
+    } else if minutes > 0 && closed.first().is_some_and(|info| info.closed_ms <= 0) {
+        "nobody knows when its first ledger was closed"
+    } else if decision.expire.iter().any(|expire| expire.ttl_s != policies.ttl_s.value) {
+        "its time to live is another"
+    } else {
+        return None;
+    };
+    Some(why.to_owned())
 }
 
 /// Why a subscriber must not be moved there, if so.

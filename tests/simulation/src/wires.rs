@@ -247,7 +247,7 @@ fn watch(state: &mut State, key: &str, value: &[u8]) {
     let Ok(value) = serde_json::from_slice::<serde_json::Value>(value) else { return };
     let fence = value["scan"]["fence"].as_u64().unwrap_or(0);
     let now = state.now_ms();
-    if let Some(scan) = key.strip_prefix("gate.") {
+    if let Some(scan) = key.strip_prefix("gate/") {
         let closed = value["stopped"].is_string() && value["confirmed_by"].is_null();
         state.gates.entry(scan.to_owned()).or_default().push((now, closed));
         let before = state.fences.insert(key.to_owned(), (fence, closed));
@@ -256,7 +256,7 @@ fn watch(state: &mut State, key: &str, value: &[u8]) {
                 "the gate of scan {scan} by lease {known} (closed: {was_closed}) was replaced by lease {fence}'s"
             ));
         }
-    } else if key.starts_with("leader.") {
+    } else if key.starts_with("leader/") {
         let before = state.fences.insert(key.to_owned(), (fence, false));
         if let Some((known, _)) = before.filter(|(known, _)| *known > fence) {
             state.broken(format!("lease {fence} leads after lease {known} has led"));

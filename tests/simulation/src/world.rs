@@ -16,9 +16,9 @@ use crate::hubs::Hubs;
 /// Where the clock stands at the beginning, milliseconds since 1970.
 pub(crate) const EPOCH: i64 = 1_800_000_000_000;
 /// How long things go wrong.
-pub(crate) const FAULTY: Duration = Duration::from_secs(4 * 3600);
+pub(crate) const FAULTY: Duration = Duration::from_secs(3 * 3600);
 /// How long a run lasts: what is due must be done well before the 24 hours are over that it may take.
-pub(crate) const WHOLE: Duration = Duration::from_secs(11 * 3600);
+pub(crate) const WHOLE: Duration = Duration::from_secs(9 * 3600 + 1800);
 /// How far a reader may lag behind.
 pub(crate) const LAG: Duration = Duration::from_secs(60);
 
@@ -170,7 +170,8 @@ pub(crate) struct State {
     pub(crate) seen_events: VecDeque<trimtab_events::Event>,
     /// Intents that are on disk, by process, decision and scan.
     pub(crate) intents: BTreeSet<(String, String)>,
-    /// Topics that may be found loaded by nobody: the call that was to close them failed, or one that loads them came late.
+    /// Topics that may be found loaded by nobody: the call that was to close them failed, one that loads them came late, or whoever was to
+    /// close them after a crash was shown them as they had been before.
     pub(crate) excused: BTreeSet<String>,
     /// Acts that a scan may have carried out.
     pub(crate) caps: u64,

@@ -388,9 +388,9 @@ impl Worker for Sharing {
         self.worker.lane()
     }
 
-    fn ready(&self) -> BoxFuture<'_, bool> {
+    fn ready<'a>(&'a self, out: &'a Out) -> BoxFuture<'a, bool> {
         match self.shares.iter().all(|share| share.may_start()) {
-            true => self.worker.ready(),
+            true => self.worker.ready(out),
             false => futures::future::ready(false).boxed(),
         }
     }

@@ -41,6 +41,7 @@ const DRAIN: Duration = Duration::from_secs(30);
 /// What is told of a process.
 pub(crate) struct Told<'a> {
     /// The role, or what it does.
+    #[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "only a micro service has a name"))]
     pub(crate) name: &'static str,
     /// A queue that it may look at.
     pub(crate) queue: Role,
