@@ -35,3 +35,7 @@ orphans-long:
 # The model of the protocol with two decisions and every fault for each act. Not part of CI: it takes minutes and gigabytes.
 model-long:
     cargo test --locked -p trimtab-model --features long -- --nocapture --test-threads=1
+
+# Twenty changes of the workers' code, each of which the simulation must notice. Not part of CI: each is a build.
+mutants:
+    cargo run --locked -p trimtab-simulation -- mutants

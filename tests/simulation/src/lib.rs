@@ -8,6 +8,7 @@
 
 pub mod cluster;
 pub mod hubs;
+pub mod mutants;
 mod process;
 mod run;
 mod target;

@@ -74,3 +74,16 @@ fn a_seed_is_one_run() {
         assert!(ran.log.len() > 10_000, "seed {seed} did next to nothing");
     });
 }
+
+/// What the simulation has to notice can still be tried; `simulate mutants` does.
+#[test]
+fn mutants_fit_the_code() {
+    let workers = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../workers");
+    for mutant in trimtab_simulation::mutants::MUTANTS {
+        for (file, from, to) in mutant.changes {
+            let text = std::fs::read_to_string(workers.join(file)).unwrap();
+            assert_eq!(text.matches(from).count(), 1, "{}: {file} has not once: {from}", mutant.does);
+            assert_ne!(from, to);
+        }
+    }
+}
