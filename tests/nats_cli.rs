@@ -13,10 +13,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use trimtab_bus::conformance::event;
-use trimtab_bus::{Bus, JetStream, NatsOptions, Role};
+use trimtab_bus::{Bus, JetStream, NatsOptions, Published, Role};
 use trimtab_tests::nats::NatsRig;
 use trimtab_tests::trimtab::{run, start};
 
@@ -206,6 +207,42 @@ fn what_was_given_up_is_listed_shown_put_back_and_dropped() {
     let _ = run(ground.state(), &["dead", "retry", &there, "--nats", &url]).exits(1);
     let _ = run(ground.state(), &["dead", "show", &there, "--nats", &url]).exits(2);
     assert_eq!(ground.letters(), again[1..]);
+}
+
+/// What ends each process that takes it is left lying by the server some day, and blocks its topic; until somebody moves it away.
+#[test]
+#[ignore = "needs nats-server"]
+fn what_nobody_settled_is_buried() {
+    let ground = Ground::new();
+    let url = ground.nats.url();
+    let _ = run(ground.state(), &["nats", "setup", "--nats", &url]).exits(0);
+    let bus = ground.bus();
+    let sent = event(Role::Executor, "poison", "x");
+    ground.runtime.block_on(bus.publish(&sent)).unwrap();
+    let nothing = run(ground.state(), &["nats", "bury", "--nats", &url]).exits(0);
+    assert!(nothing.out.starts_with("0 events"), "{}", nothing.out);
+    // Given back each time, since a process that is killed would keep it for a minute.
+    let deliveries = ground.runtime.block_on(async {
+        let client = async_nats::connect(&url).await.expect("connected");
+        let consumer: async_nats::jetstream::consumer::PullConsumer =
+            async_nats::jetstream::new(client).get_consumer_from_stream("executor", "TT_DEC").await.expect("there");
+        let mut deliveries = 0;
+        loop {
+            let mut batch = consumer.fetch().max_messages(1).messages().await.expect("fetched");
+            let Some(message) = batch.next().await else { return deliveries };
+            message.expect("a message").ack_with(async_nats::jetstream::AckKind::Nak(None)).await.expect("given back");
+            deliveries += 1;
+        }
+    });
+    assert_eq!(ground.letters(), [] as [Value; 0]);
+    let mut said = String::new();
+    until("it is buried", || {
+        said = run(ground.state(), &["nats", "bury", "--nats", &url]).exits(0).out;
+        said.starts_with("1 events")
+    });
+    let letters = ground.letters();
+    assert_eq!((letters.len(), &letters[0]["role"], &letters[0]["tries"]), (1, &json!("executor"), &json!(deliveries)));
+    assert_eq!(ground.runtime.block_on(bus.publish(&sent)).unwrap(), Published::Stored, "its key is free");
 }
 
 /// A worker does not end while there is something to do, by others or later.

@@ -79,7 +79,7 @@ fn publishes() -> Vec<Operation> {
         ("recover", "finisher"),
         ("recovery", "recovery"),
     ] {
-        op(&mut all, format!("trimtab.dlq.{stage}.t"), &[role]);
+        op(&mut all, format!("trimtab.dlq.{stage}.t"), &[role, "admin"]);
     }
     // Answers to somebody else, and what nobody has a use for.
     for subject in
@@ -102,7 +102,7 @@ fn publishes() -> Vec<Operation> {
         ("scans.budget.x", &["executor"]),
         ("scans.tally.x.0", &["audit"]),
         ("scans.other", &[]),
-        ("limits.t", &["scanner"]),
+        ("limits.t", &["scanner", "executor"]),
         ("history.t.x", &["scanner"]),
         ("sightings.t.x", &["scanner"]),
         ("marks.t.x", &["scanner", "executor"]),
@@ -129,7 +129,7 @@ fn publishes() -> Vec<Operation> {
         op(&mut all, format!("$JS.API.CONSUMER.CREATE.{stream}"), &["admin"]);
     }
     op(&mut all, "$JS.API.CONSUMER.MSG.NEXT.TT_ADV.janitor", &["admin"]);
-    op(&mut all, "$JS.ACK.TT_ADV.janitor.1.1.1.1.1", &[]);
+    op(&mut all, "$JS.ACK.TT_ADV.janitor.1.1.1.1.1", &["admin"]);
     // Streams.
     for stream in STREAMS {
         for call in ["CREATE", "UPDATE", "DELETE", "PURGE", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN"] {
@@ -150,7 +150,8 @@ fn publishes() -> Vec<Operation> {
             "KV_tt_protected" => (&["scanner", "executor", "operator"], &["scanner", "operator"]),
             "KV_tt_own" => (&["scanner", "executor"], &["scanner"]),
             "KV_tt_history" | "KV_tt_sightings" => (&["scanner"], &["scanner"]),
-            "KV_tt_lease" | "KV_tt_limits" => (&["scanner"], &[]),
+            "KV_tt_limits" => (&["scanner", "executor"], &[]),
+            "KV_tt_lease" => (&["scanner"], &[]),
             _ => (&[], &[]),
         };
         reads.extend(also.0);

@@ -686,6 +686,12 @@ pub enum NatsCommand {
     },
     /// Check them
     Check,
+    /// Move to the dead letters what the servers stopped delivering because nobody ever settled it
+    Bury {
+        /// Again and again, at this distance, until stopped
+        #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+        every: Option<Duration>,
+    },
 }
 
 /// Arguments of `dead`.

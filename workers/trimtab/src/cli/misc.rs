@@ -6,6 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::Context as _;
+#[cfg(feature = "nats")]
+use tracing::warn;
 use trimtab_events::schema;
 
 use super::args::{
@@ -87,6 +89,19 @@ pub(crate) async fn nats(context: &Context, args: NatsArgs) -> anyhow::Result<Ex
                 nats.verify().await?;
                 println!("The streams and consumers are as they must be.");
             }
+            NatsCommand::Bury { every: None } => {
+                println!("{} events that nobody settled were moved to the dead letters.", nats.janitor_pass().await?);
+            }
+            NatsCommand::Bury { every: Some(every) } => loop {
+                match nats.janitor_pass().await {
+                    Ok(0) => {}
+                    Ok(moved) => warn!(moved, "events that nobody settled were moved to the dead letters"),
+                    Err(e) => {
+                        warn!(error = %e, "what nobody settled could not be looked for; the next time is as good")
+                    }
+                }
+                tokio::time::sleep(every).await;
+            },
         }
     }
     #[cfg(not(feature = "nats"))]
