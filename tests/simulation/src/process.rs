@@ -149,7 +149,11 @@ impl Process {
                 let mut state = self.world.lock();
                 match ended {
                     None => state.say(&self.name, format_args!("is gone")),
-                    Some(Err(e)) => state.say(&self.name, format_args!("ends: {e}")),
+                    Some(Err(e)) => {
+                        // Where its record is differs from run to run.
+                        let why = e.to_string().replace(&self.journal.display().to_string(), "(the record)");
+                        state.say(&self.name, format_args!("ends: {why}"));
+                    }
                     Some(Ok(())) => state.say(&self.name, format_args!("ends")),
                 }
                 // Mostly a supervisor is there; sometimes nobody for longer than any lease.
