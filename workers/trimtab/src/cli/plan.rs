@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use futures::StreamExt;
-use trimtab_events::{Outcome, PLAN_FORMAT, Plan, PlanItem, PlanTotals, ScanRef, Scope, Status};
+use trimtab_events::{Decision, Outcome, PLAN_FORMAT, Plan, PlanItem, PlanTotals, ScanRef, Scope, Status};
 use trimtab_policy::Policy;
 use trimtab_targets::bookkeeper::{self, LedgerSnapshot};
 use trimtab_targets::hedwig::HedwigSnapshot;
@@ -23,7 +23,7 @@ use crate::config::{Config, System, show_bytes};
 use crate::plan::{Planned, Planning};
 use crate::scans::{Scans, over_caps};
 use crate::sign::{Signer, Trusted};
-use crate::worker::Out;
+use crate::worker::{Failure, Out};
 use crate::workers::{Executor, ExecutorParts};
 
 /// `plan`
@@ -310,7 +310,7 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<
     let out = Out::new(wires.bus.clone());
     executor.close_open_intents(&out).await?;
     let (executor, out) = (&executor, &out);
-    let carried = decisions.iter().map(|decision| async move { (decision, executor.carry_out(decision, out).await) });
+    let carried = decisions.iter().map(|decision| async move { (decision, carry_out(executor, decision, out).await) });
     let mut carried = futures::stream::iter(carried).buffer_unordered(config.limits.acts_at_once.max(1));
     let mut ended = Applied::default();
     while let Some((decision, result)) = carried.next().await {
@@ -323,6 +323,16 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<
         }
     }
     Ok(ended.exit(context.json()))
+}
+
+/// Carries out one decision. One that is not valid yet is of a machine whose clock is a little ahead: it is waited for.
+async fn carry_out(executor: &Executor, decision: &Decision, out: &Out) -> Result<Outcome, Failure> {
+    loop {
+        match executor.carry_out(decision, out).await {
+            Err(Failure::Later { after, .. }) => tokio::time::sleep(after).await,
+            carried => return carried,
+        }
+    }
 }
 
 fn stopped(plan: &Plan, scan: ScanRef, config: &Config) -> Option<String> {
