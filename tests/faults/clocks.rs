@@ -3,9 +3,9 @@
 //! the rest is done.
 
 use trimtab::once::{Judgement, Ran};
+use trimtab_simulation::cluster::DAY;
 
 use crate::inside::{DUE, Ground, all_due, clean_runs, each, in_order, lost, only_what_is_due, quiet};
-use crate::model::DAY;
 use crate::points::{Mode, Point, Points};
 
 const SKEWS: [i64; 4] = [-DAY, DAY, 400 * DAY, -400 * DAY];

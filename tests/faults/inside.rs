@@ -26,9 +26,10 @@ use trimtab::workers::{Audit, Decider, Executor, ExecutorParts, Scanner, Scanner
 use trimtab_bus::{Bus, BusOptions, InProcess, SqliteStore, Store};
 use trimtab_events::{Decision, Outcome, PlanItem, ScanRef, Scope};
 use trimtab_policy::{Policy, PolicyConfig};
+use trimtab_simulation::cluster::MINUTE;
 use trimtab_targets::Mode as Acting;
 
-use crate::model::{Client, Cluster, MINUTE, SHORT};
+use crate::model::{Client, Cluster, SHORT};
 use crate::points::{FaultyBus, FaultyDisk, FaultyStore, Mode, Point, Points};
 
 const TARGET: &str = "model";
