@@ -61,28 +61,28 @@ fn a_leader_that_was_paused_changes_nothing_once_another_has_led() {
         || proxy.record().requests().iter().filter(|r| r.paths.iter().any(|path| path.starts_with(&inside))).count();
     until("the second shard is being read", || read() > 20);
     crew.worker(FIRST).freeze().unwrap();
-    let leader = documents.get("leader.pulsar");
+    let leader = documents.get("leader/pulsar");
     assert_eq!(leader.as_ref().map(|(leader, _)| leader["ended"].clone()), Some(false.into()), "{leader:?}");
-    assert_eq!(documents.get(&format!("gate.{scan}")), None, "it ended before it was paused");
+    assert_eq!(documents.get(&format!("gate/{scan}")), None, "it ended before it was paused");
     crew.start(SECOND);
     for executor in EXECUTORS {
         crew.start_with(executor, &["--metadata-rate", "0"]);
     }
 
     // Another takes the lease once it has run out, and the request once the bus gives it up; it goes on after the first shard.
-    let gate = format!("gate.{scan}");
+    let gate = format!("gate/{scan}");
     until("another has ended the scan", || documents.get(&gate).is_some());
     assert!(crew.log(SECOND).contains("the scan goes on where it was left"), "{}", crew.log(SECOND));
     assert!(fence(&documents.get(&gate)) > fence(&leader));
     // Executors are in the middle of what it led to. Now the first wakes up, in the middle of what it was at.
     until("acts have begun", || !crew.acts("outcome", &EXECUTORS).is_empty());
-    until("the leader has ended", || documents.get("leader.pulsar").unwrap().0["ended"] == true);
-    let before = [documents.get(&gate), documents.get("leader.pulsar")];
+    until("the leader has ended", || documents.get("leader/pulsar").unwrap().0["ended"] == true);
+    let before = [documents.get(&gate), documents.get("leader/pulsar")];
     assert!(still_due(&ground, TOPICS) > 0, "everything was done before it woke up");
     crew.worker(FIRST).thaw().unwrap();
     until("it sees that it does not lead any more", || crew.log(FIRST).contains("lost"));
     until("everything that was due is gone", || still_due(&ground, TOPICS) == 0);
-    assert_eq!([documents.get(&gate), documents.get("leader.pulsar")], before);
+    assert_eq!([documents.get(&gate), documents.get("leader/pulsar")], before);
     crew.acted_once(&EXECUTORS);
 
     // Whichever of the two takes it: a later scan finds nothing that was missed, and both still work.
