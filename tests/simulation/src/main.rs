@@ -3,7 +3,8 @@
 //!     simulate                 the seeds from 0 to 999
 //!     simulate FROM COUNT      so many seeds from there
 //!     simulate SEED            one, with everything that happened
-//!     simulate mutants         whether each change of `mutants.rs` is noticed: built below target/mutants, about a minute each
+//!     simulate mutants [TEXT]  whether each change of `mutants.rs` (whose description has TEXT) is noticed: built below target/mutants,
+//!                              about a minute each
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +16,7 @@ use trimtab_simulation::{Fault, Ran, run};
 
 fn main() -> ExitCode {
     if std::env::args().nth(1).is_some_and(|arg| arg == "mutants") {
-        return mutants();
+        return mutants(&std::env::args().nth(2).unwrap_or_default());
     }
     let numbers: Option<Vec<u64>> = std::env::args().skip(1).map(|arg| arg.parse().ok()).collect();
     match numbers.as_deref() {
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
         Some([]) => many(0, 1000),
         Some([from, count]) => many(*from, *count),
         _ => {
-            eprintln!("usage: simulate [SEED | FROM COUNT | mutants]");
+            eprintln!("usage: simulate [SEED | FROM COUNT | mutants [TEXT]]");
             ExitCode::from(2)
         }
     }
@@ -67,7 +68,7 @@ fn many(from: u64, count: u64) -> ExitCode {
 const MUTANT_SEEDS: u64 = 3000;
 
 /// Builds the workers with one change after the other, in a copy of the tree, and runs seeds until a promise is broken.
-fn mutants() -> ExitCode {
+fn mutants(text: &str) -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let (tree, build) = (root.join("target/mutants/tree"), root.join("target/mutants/build"));
     if let Err(e) = copy(&root, &tree) {
@@ -75,7 +76,8 @@ fn mutants() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let mut unnoticed = 0;
-    for mutant in MUTANTS {
+    let tried: Vec<&Mutant> = MUTANTS.iter().filter(|mutant| mutant.does.contains(text)).collect();
+    for mutant in &tried {
         let (begun, found) = (std::time::Instant::now(), notice(mutant, &root, &tree, &build));
         let took = begun.elapsed().as_secs();
         match &found {
@@ -87,7 +89,7 @@ fn mutants() -> ExitCode {
         }
         unnoticed += u32::from(!matches!(found, Ok(Some(_))));
     }
-    println!("{} of {} noticed", MUTANTS.len() as u32 - unnoticed, MUTANTS.len());
+    println!("{} of {} noticed", tried.len() as u32 - unnoticed, tried.len());
     if unnoticed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

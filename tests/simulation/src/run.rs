@@ -45,7 +45,8 @@ fn weather(rng: &mut fastrand::Rng) -> Weather {
     let (lost, twice, delayed, stale) = (often(60), often(20), often(20), often(20));
     let weights = std::array::from_fn(|_| if rng.u8(0..3) == 0 { 0 } else { rng.u32(1..10) });
     let accident_minutes = if rng.u8(0..4) == 0 { 0 } else { rng.u32(1..60) };
-    Weather { one_in: rng.u32(20..1_000), weights, lost, twice, delayed, stale, accident_minutes }
+    let answers_ms = if rng.u8(0..3) == 0 { rng.u64(100..6_000) } else { 0 };
+    Weather { answers_ms, one_in: rng.u32(20..1_000), weights, lost, twice, delayed, stale, accident_minutes }
 }
 
 /// Which processes there are.

@@ -60,6 +60,8 @@ pub(crate) struct Weather {
     pub(crate) delayed: u32,
     /// One read of the target in so many is of a server that lags; 0 is never.
     pub(crate) stale: u32,
+    /// How long a target takes for an answer at most, milliseconds: only where that is long does anything happen in the middle of a scan.
+    pub(crate) answers_ms: u64,
     /// What else happens to processes and to what they share, by the minutes between two on average; 0 is never.
     pub(crate) accident_minutes: u32,
 }
@@ -422,10 +424,14 @@ impl Hands {
     {
         let slow = {
             let mut state = self.world.lock();
-            let weather = state.weather.one_in;
-            let slow = !state.quiet && state.one_in(weather);
-            slow.then(|| Duration::from_millis(state.rng.u64(0..120_000)))
+            let (one_in, answers, quiet) = (state.weather.one_in, state.weather.answers_ms, state.quiet);
+            match quiet {
+                true => None,
+                false if state.one_in(one_in) => Some(state.rng.u64(0..120_000)),
+                false => (answers > 0).then(|| state.rng.u64(0..answers)),
+            }
         };
+        let slow = slow.map(Duration::from_millis);
         let world = self.world.clone();
         let arrives = async move {
             if let Some(slow) = slow {
