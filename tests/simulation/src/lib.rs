@@ -16,5 +16,5 @@ mod users;
 mod wires;
 mod world;
 
-pub use run::{Ran, run};
+pub use run::{Ran, each, run};
 pub use world::Fault;

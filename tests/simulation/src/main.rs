@@ -9,10 +9,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use trimtab_simulation::mutants::{MUTANTS, Mutant};
-use trimtab_simulation::{Fault, Ran, run};
+use trimtab_simulation::{Fault, Ran, each, run};
 
 fn main() -> ExitCode {
     if std::env::args().nth(1).is_some_and(|arg| arg == "mutants") {
@@ -42,24 +42,10 @@ fn main() -> ExitCode {
 }
 
 fn many(from: u64, count: u64) -> ExitCode {
-    let next = AtomicU64::new(from);
     let begun = std::time::Instant::now();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let work = || {
-        let mut all = Sum::default();
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= from + count {
-                return all;
-            }
-            all.add(seed, run(seed));
-        }
-    };
-    let all = std::thread::scope(|scope| {
-        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let sums = running.into_iter().map(|thread| thread.join().expect("no panic outside a run"));
-        sums.reduce(Sum::merge).unwrap_or_default()
-    });
+    let all = Mutex::new(Sum::default());
+    each(from..from + count, |seed, ran| all.lock().unwrap_or_else(PoisonError::into_inner).add(seed, ran));
+    let all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
     all.print(count, begun.elapsed());
     if all.broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -154,17 +140,6 @@ impl Sum {
         self.moved += ran.moved;
         self.lives += ran.lives;
         self.log += ran.log.len() as u64;
-    }
-
-    fn merge(mut self, other: Sum) -> Sum {
-        self.broken.extend(other.broken);
-        other.reached.into_iter().for_each(|(point, times)| *self.reached.entry(point).or_default() += times);
-        other.made.into_iter().for_each(|(call, times)| *self.made.entry(call).or_default() += times);
-        self.acts += other.acts;
-        self.moved += other.moved;
-        self.lives += other.lives;
-        self.log += other.log;
-        self
     }
 
     fn print(&self, count: u64, took: std::time::Duration) {

@@ -1,9 +1,11 @@
 //! One run: a seed, and what came of it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -101,6 +103,24 @@ pub fn run(seed: u64) -> Ran {
         moved: state.moved,
         lives: state.procs.iter().map(|proc| u64::from(proc.life)).sum(),
     }
+}
+
+/// Runs seeds on all cores, and hands over what came of each, in no order.
+pub fn each(seeds: Range<u64>, see: impl Fn(u64, Ran) + Sync) {
+    let next = AtomicU64::new(seeds.start);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    see(seed, run(seed));
+                }
+            });
+        }
+    });
 }
 
 async fn whole(seed: u64, folder: &Path) -> (World, Vec<Process>) {

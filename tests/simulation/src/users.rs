@@ -19,36 +19,38 @@ use crate::world::{EPOCH, GateStory, State, World};
 pub(crate) fn settle(state: &mut State) {
     const WEEK: i64 = 7 * 24 * 60;
     let old = EPOCH - 30 * DAY;
-    let topics = &mut state.cluster;
+    let cluster = &mut state.cluster;
     for name in ["a/due-0", "a/due-1", "b/due-2"] {
-        topics.add(name, &[old, old, old], WEEK, 0, End::Caught);
+        cluster.add(name, &[old, old, old], WEEK, 0, End::Caught);
     }
-    topics.add("a/young", &[EPOCH - DAY, EPOCH - DAY], WEEK, 0, End::Caught);
-    topics.add("b/expire", &[old, old, old], 10, 3600, End::Start);
-    topics.add("b/clock", &[], 10, 0, End::Caught);
-    topics.add("b/held", &[old, old], WEEK, 0, End::Start);
-    topics.add("a/forever", &[old, old], -1, 0, End::Caught);
+    cluster.add("a/young", &[EPOCH - DAY, EPOCH - DAY], WEEK, 0, End::Caught);
+    cluster.add("b/expire", &[old, old, old], 10, 3600, End::Start);
+    cluster.add("b/clock", &[], 10, 0, End::Caught);
+    cluster.add("b/held", &[old, old], WEEK, 0, End::Start);
+    cluster.add("a/forever", &[old, old], -1, 0, End::Caught);
     // Nobody knows when this was closed: no moment in 1970.
-    topics.add("a/timeless", &[0, 0, 0], WEEK, 0, End::Caught);
-    topics.add("b/unknown", &[old, old], WEEK, 0, End::Caught);
-    topics.add("b/shadow", &[old, old], WEEK, 0, End::Caught);
-    if let Some(topic) = topics.topics.get_mut(&subject("b/unknown")) {
+    cluster.add("a/timeless", &[0, 0, 0], WEEK, 0, End::Caught);
+    cluster.add("b/unknown", &[old, old], WEEK, 0, End::Caught);
+    cluster.add("b/shadow", &[old, old], WEEK, 0, End::Caught);
+    if let Some(topic) = cluster.topics.get_mut(&subject("b/unknown")) {
         topic.policies = Evidence::Unknown("its namespace cannot be read".to_owned());
     }
-    if let Some(topic) = topics.topics.get_mut(&subject("b/shadow")) {
+    if let Some(topic) = cluster.topics.get_mut(&subject("b/shadow")) {
         topic.shadow = true;
     }
     state.hubs.add("hedwig://acme/h/orders", 4, &[("gone", 0), ("here", 25)], EPOCH - DAY);
     state.hubs.add("hedwig://acme/h/mail", 3, &[("both", 7), ("gone", 7)], EPOCH - DAY);
-    let names: Vec<String> = state.cluster.topics.keys().chain(state.hubs.topics.keys()).cloned().collect();
-    for name in names {
+    for name in topics(state) {
         state.note_topic(&name);
-        state.note_log(&name);
     }
-    // A name is of one of the two.
-    let State { topics, logs, cluster, hubs, .. } = state;
-    topics.retain(|name, _| cluster.topics.contains_key(name));
-    logs.retain(|name, _| hubs.topics.contains_key(name));
+    for log in logs(state) {
+        state.note_log(&log);
+    }
+}
+
+/// Names of Hedwig's.
+fn logs(state: &State) -> Vec<String> {
+    state.hubs.topics.keys().cloned().collect()
 }
 
 /// Names of Pulsar's topics.
@@ -74,7 +76,7 @@ pub(crate) async fn clients(world: World) {
 async fn something(world: &World) {
     let (what, name, log, amount) = {
         let mut state = world.lock();
-        let (names, logs) = (topics(&state), state.hubs.topics.keys().cloned().collect::<Vec<_>>());
+        let (names, logs) = (topics(&state), logs(&state));
         let name = names[state.rng.usize(0..names.len())].clone();
         let log = logs[state.rng.usize(0..logs.len())].clone();
         (state.rng.u8(0..9), name, log, state.rng.i64(1..20))
@@ -224,7 +226,7 @@ pub(crate) async fn collect(world: World) {
                 state.note_topic(&name);
             }
         }
-        for log in state.hubs.topics.keys().cloned().collect::<Vec<_>>() {
+        for log in logs(&state) {
             if !state.hubs.collect(&log, now).is_empty() {
                 state.note_log(&log);
             }

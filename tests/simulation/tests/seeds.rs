@@ -4,25 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use trimtab_simulation::{Fault, Ran, run};
-
-/// Runs seeds on all cores, and hands over what came of each.
-fn each(seeds: std::ops::Range<u64>, see: impl Fn(u64, Ran) + Sync) {
-    let next = AtomicU64::new(seeds.start);
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds.end {
-                        return;
-                    }
-                    see(seed, run(seed));
-                }
-            });
-        }
-    });
-}
+use trimtab_simulation::{Fault, each, run};
 
 /// Ten thousand clusters, each with its own faults. `TRIMTAB_SEEDS` says how many instead.
 #[test]
