@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::StreamExt;
@@ -11,7 +12,7 @@ use trimtab_policy::Policy;
 use trimtab_targets::bookkeeper::{self, LedgerSnapshot};
 use trimtab_targets::hedwig::HedwigSnapshot;
 use trimtab_targets::pulsar::snapshot::{Snapshot, write};
-use trimtab_targets::{Inventory, Mode};
+use trimtab_targets::{Class, Inventory, Mode};
 use uuid::Uuid;
 
 use super::args::{ApplyArgs, PlanArgs, SnapshotArgs};
@@ -325,15 +326,25 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<
     Ok(ended.exit(context.json()))
 }
 
-/// Carries out one decision. One that is not valid yet is of a machine whose clock is a little ahead: it is waited for.
+/// Carries out one decision. One that is not valid yet is of a machine whose clock is a little ahead: it is waited for. So is what cannot
+/// be reached for a moment: nobody else comes back for what was begun.
 async fn carry_out(executor: &Executor, decision: &Decision, out: &Out) -> Result<Outcome, Failure> {
+    let mut failures = 0;
     loop {
         match executor.carry_out(decision, out).await {
             Err(Failure::Later { after, .. }) => tokio::time::sleep(after).await,
+            Err(Failure::Failed { class: Class::Transient, why }) if failures < APPLY_AGAIN => {
+                failures += 1;
+                tracing::warn!(subject = decision.subject, why, "failed; trying again");
+                tokio::time::sleep(Duration::from_secs(1 << failures)).await;
+            }
             carried => return carried,
         }
     }
 }
+
+/// How often `apply` tries again, each time after twice as long: half a minute in all.
+const APPLY_AGAIN: u32 = 4;
 
 fn stopped(plan: &Plan, scan: ScanRef, config: &Config) -> Option<String> {
     let totals = &plan.totals;

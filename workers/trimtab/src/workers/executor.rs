@@ -185,7 +185,7 @@ impl Executor {
         let seen = self.parts.inventory.observe(&decision.subject).await?;
         let after = seen.as_ref().map(|seen| state_of(&decision, seen)).or_else(|| state_of_gone(&decision));
         let status = status_after_restart(&decision, before.as_ref(), after.as_ref());
-        let mut reasons = vec![reason("restart", "its executor was stopped during the act; this was read afterwards")];
+        let mut reasons = vec![reason("restart", RESTART)];
         if after.is_none() {
             reasons.push(reason("verify", "it does not exist any more"));
         }
@@ -223,7 +223,8 @@ impl Executor {
     /// once more, in case it did not get through the first time.
     ///
     /// # Errors
-    /// When something failed before the act: nothing was done, and it may be tried again.
+    /// When something failed before the act: nothing was done. Or when what came of the act could not be read or recorded: it is in the
+    /// record as begun. Either way it may be tried again, and is acted on once.
     pub async fn carry_out(&self, decision: &Decision, out: &Out) -> Result<Outcome, Failure> {
         let key = intent_key(decision);
         let known = {
@@ -354,7 +355,7 @@ impl Executor {
             }
             return Err(e);
         }
-        Ok(self.act(&again, &seen, before, &permit).await)
+        self.act(&again, &seen, before, &permit).await
     }
 
     /// Gives the subscribers of a log what is known of them: marks, wishes, and the histories of the decision where they have not moved
@@ -443,7 +444,15 @@ impl Executor {
         result.map(|_| ()).map_err(Failure::from)
     }
 
-    async fn act(&self, decision: &Decision, seen: &Candidate, before: TopicState, permit: &Permit) -> Ended {
+    /// Acts, and reads what came of it. Where that cannot be read the act stays open, and is judged once it can: else what it freed would
+    /// be in no outcome.
+    async fn act(
+        &self,
+        decision: &Decision,
+        seen: &Candidate,
+        before: TopicState,
+        permit: &Permit,
+    ) -> Result<Ended, Failure> {
         let span = info_span!(
             "act",
             otel.name = format!("act {}", decision.verdict),
@@ -460,8 +469,23 @@ impl Executor {
         if let (Ok(effect), Ok(Some(Candidate::Subscriber(log)))) = (&acted, &seen) {
             self.note_subscriber(decision, effect, log).await;
         }
-        let after = seen.map(|seen| seen.map(|seen| state_of(decision, &seen)).or_else(|| state_of_gone(decision)));
-        judge(decision, before, acted, after)
+        let after = match seen {
+            Ok(seen) => seen.map(|seen| state_of(decision, &seen)).or_else(|| state_of_gone(decision)),
+            // Nothing was done, whatever there is to be read.
+            Err(_) if acted.as_ref().is_ok_and(|effect| effect.skipped.is_some()) => None,
+            Err(e) => {
+                let called = acted.map(|effect| effect.notes.join("; ")).unwrap_or_else(|e| e.to_string());
+                warn!(
+                    subject = decision.subject,
+                    called, "what came of an act could not be read; it is judged once it can"
+                );
+                let why = format!(
+                    "it was begun, and is judged when what came of it can be read, at the next start at the latest: {e}"
+                );
+                return Err(Failure::new(e.class(), why));
+            }
+        };
+        Ok(judge(decision, before, acted, after))
     }
 
     /// Remembers where our own act left a subscriber, so that nobody takes that for a sign of life: only if it stands exactly there, for
@@ -604,7 +628,11 @@ fn shows(decision: &Decision, aim: Option<Position>, after: &TopicState) -> bool
     }
 }
 
-/// What came of an act that a crash interrupted, as far as the metadata tells.
+/// Why the reasons of an outcome do not say what the calls answered.
+const RESTART: &str =
+    "its executor was stopped during the act, or could not read or record what came of it; this was read afterwards";
+
+/// What came of such an act, as far as the metadata tells.
 fn status_after_restart(decision: &Decision, before: Option<&TopicState>, after: Option<&TopicState>) -> Status {
     let Some(after) = after else { return Status::Failed };
     let changed = before.is_none_or(|before| before.ledgers != after.ledgers);
@@ -672,7 +700,7 @@ fn judge(
     decision: &Decision,
     before: TopicState,
     acted: Result<trimtab_targets::Effect, TargetError>,
-    after: Result<Option<TopicState>, TargetError>,
+    after: Option<TopicState>,
 ) -> Ended {
     let mut reasons = Vec::new();
     let (mut unloaded, mut pending, mut skipped, mut aim, mut freed_bytes) = (false, false, false, None, None);
@@ -689,14 +717,6 @@ fn judge(
         Err(e) => {
             reasons.push(reason("call", e.to_string()));
             true
-        }
-    };
-    let after = match after {
-        Ok(after) => after,
-        Err(e) => {
-            reasons.push(reason("verify", format!("what came of it could not be read: {e}")));
-            let status = Status::Pending;
-            return Ended { status, reasons, before: Some(before), after: None, unloaded, freed_bytes };
         }
     };
     let (gone, _) = freed(Some(&before), after.as_ref());
