@@ -38,4 +38,4 @@ model-long:
 
 # Twenty changes of the workers' code, each of which the simulation must notice. Not part of CI: each is a build.
 mutants:
-    cargo run --locked -p trimtab-simulation -- mutants
+    cargo run --profile test --locked -p trimtab-simulation -- mutants

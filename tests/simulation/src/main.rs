@@ -98,7 +98,18 @@ fn notice(mutant: &Mutant, root: &Path, tree: &Path, build: &Path) -> Result<Opt
     mutant.apply(tree)?;
     let manifest = tree.join("Cargo.toml");
     let cargo = Command::new("cargo")
-        .args(["build", "--quiet", "--locked", "-p", "trimtab-simulation", "--bin", "simulate", "--manifest-path"])
+        .args([
+            "build",
+            "--quiet",
+            "--locked",
+            "-p",
+            "trimtab-simulation",
+            "--profile",
+            "test",
+            "--bin",
+            "simulate",
+            "--manifest-path",
+        ])
         .arg(manifest)
         .arg("--target-dir")
         .arg(build)
