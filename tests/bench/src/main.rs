@@ -8,6 +8,7 @@ mod limiter;
 mod measure;
 mod orphans;
 mod pipeline;
+mod scale;
 mod scan;
 mod snapshot;
 mod snapshot_file;
@@ -33,6 +34,8 @@ const USAGE: &str = "usage: bench COMMAND [NAME=VALUE...]
   pipeline  rounds=5 candidates=320000 keyed=30000 pages=64 deciders=16 acts=256
                                     connections=3
                                     candidates over JetStream against nats bench
+  scale     rounds=5 candidates=96000 single=3000
+                                    the same on servers that sync each message, one and three, and with second processes
   starts    rounds=25                 from the start of a decider to its first page, against a request of the nats CLI
   generate  topics=N file=FILE      only writes a snapshot file";
 
@@ -72,6 +75,8 @@ fn main() -> Result<()> {
         "consumers" => consumers::run(&options),
         "window" => consumers::window(&options),
         "pipeline" => pipeline::run(&options),
+        "scale" => scale::run(&options),
+        "role" => pipeline::role(&options),
         "starts" => starts::run(&options),
         "generate" => snapshot::generate(&options),
         "reader" => limiter::reader(&options),

@@ -3,7 +3,8 @@
 //! processes of their own, or all share one (`connections=1`), as in `trimtab run`. What the executor would do at the target is left out: it checks the signature, has the intent on disk in
 //! a real record, and settles. It is also measured without the record, whose peer would be a disk and not a message.
 
-use std::process::Command;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ use uuid::Uuid;
 use crate::Options;
 use crate::measure;
 
-const PAGE: u64 = 32;
+pub(crate) const PAGE: u64 = 32;
 const DAY_MS: i64 = 86_400_000;
 
 fn candidate(run: &str, n: u64, due: bool, now_ms: i64) -> LedgerCandidate {
@@ -126,41 +127,97 @@ impl Worker for NullExecutor {
 }
 
 /// What one run of the pipeline gave.
-struct Ran {
-    wall: Duration,
+pub(crate) struct Ran {
+    pub(crate) wall: Duration,
     cpu: Duration,
     server: Duration,
 }
 
 /// How a run is made.
 #[derive(Clone, Copy)]
-struct How {
+pub(crate) struct How {
     /// Pages that the scanner has under way, that are decided at once, and decisions taken at once.
-    at_once: [usize; 3],
+    pub(crate) at_once: [usize; 3],
     /// Whether each role has a connection of its own.
-    apart: bool,
+    pub(crate) apart: bool,
     /// Whether the executor writes its record.
-    record: bool,
+    pub(crate) record: bool,
+    /// Candidates in a page.
+    pub(crate) page: u64,
+    /// The role that has a second process, which does what it can of the work.
+    pub(crate) second: Option<Role>,
 }
 
-/// Sends so many candidates through, every `one_in`-th of which is due. Ends when all pages and decisions are settled.
 /// A page of candidates of a run, some of them due.
 pub(crate) fn one_page(run: &str) -> Result<Event> {
     let now = trimtab_tests::now_ms();
     page(run, 0, (0..32).map(|n| candidate(run, n, n % 3 == 0, now)).collect())
 }
 
-async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64, how: How) -> Result<Ran> {
-    let connect = |role: &str| {
-        let bus = BusOptions { queue_events: candidates * 2 + 10_000, ..BusOptions::default() };
-        let (servers, name) = (vec![url.to_owned()], format!("bench-{role}"));
-        JetStream::connect(NatsOptions { servers, name, create: false, bus, ..NatsOptions::default() })
-    };
-    let bus = Arc::new(connect("scanner").await?);
+/// A connection for one role, which makes no streams.
+pub(crate) async fn connect(url: &str, role: &str, queue_events: u64) -> Result<Arc<JetStream>> {
+    let bus = BusOptions { queue_events, ..BusOptions::default() };
+    let (servers, name) = (vec![url.to_owned()], format!("bench-{role}"));
+    let options = NatsOptions { servers, name, create: false, bus, ..NatsOptions::default() };
+    Ok(Arc::new(JetStream::connect(options).await?))
+}
+
+/// Makes the streams, large enough for so many events.
+pub(crate) async fn set_up(url: &str, replicas: usize, queue_events: u64) -> Result<()> {
+    let bus = BusOptions { queue_events, ..BusOptions::default() };
+    let servers = url.split(',').map(str::to_owned).collect();
+    JetStream::connect(NatsOptions { servers, replicas, create: true, bus, ..NatsOptions::default() }).await?;
+    Ok(())
+}
+
+/// Stores the pages of some candidates.
+pub(crate) async fn scan(bus: Arc<JetStream>, part: &Part, at_once: usize) -> Result<()> {
+    let now_ms = trimtab_tests::now_ms();
+    let pages = stream::iter((part.from..part.to).step_by(part.page as usize)).map(|first| {
+        let (bus, Part { run, to, page: size, one_in, .. }) = (bus.clone(), part.clone());
+        async move {
+            tokio::spawn(async move {
+                let due = |n: u64| n.is_multiple_of(one_in);
+                let all = (first..to.min(first + size)).map(|n| candidate(&run, n, due(n), now_ms)).collect();
+                let event = page(&run, first / size, all)?;
+                bus.publish(&event).await?;
+                anyhow::Ok(())
+            })
+            .await?
+        }
+    });
+    let sent: Vec<Result<()>> = pages.buffer_unordered(at_once).collect().await;
+    sent.into_iter().collect()
+}
+
+/// Candidates that one scanner sends: `from` up to `to`, every `one_in`-th of which is due.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub(crate) run: String,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) page: u64,
+    pub(crate) one_in: u64,
+}
+
+/// Sends so many candidates through, every `one_in`-th of which is due. Ends when all pages and decisions are settled.
+pub(crate) async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64, how: How) -> Result<Ran> {
+    let queue = candidates * 2 + 10_000;
+    let bus = connect(url, "scanner", queue).await?;
     let (clock, metrics, stop) = (Clock::system(), Arc::new(Metrics::new()), CancellationToken::new());
     let signer = Signer::ephemeral();
     let trusted = Trusted::new([signer.public_key()])?;
     let folder = tempfile::tempdir()?;
+    let mut all = Part { run: Uuid::now_v7().simple().to_string(), from: 0, to: candidates, page: how.page, one_in };
+    let mut own = all.clone();
+    let mut second = None;
+    if let Some(role) = how.second {
+        if role == Role::Scanner {
+            all.from = (candidates / 2).next_multiple_of(how.page);
+            own.to = all.from;
+        }
+        second = Some(Second::start(url, role, queue, &signer, &all, &how)?);
+    }
     let journal = how.record.then(|| Journal::open(&folder.path().join("record.jsonl"), clock.clone())).transpose()?;
     let executor = Arc::new(NullExecutor { trusted, journal, taken: AtomicU64::new(0), bytes: AtomicU64::new(0) });
     let policy = Policy::new(PolicyConfig::default(), "bench")?;
@@ -168,38 +225,30 @@ async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64, how: How
     let (mut loops, mut buses) = (Vec::new(), vec![bus.clone()]);
     for (worker, at_once) in [(decider as Arc<dyn Worker>, how.at_once[1]), (executor.clone(), how.at_once[2])] {
         let options = LoopOptions { at_once, ..LoopOptions::default() };
-        let own = if how.apart { Arc::new(connect(worker.role().name()).await?) } else { bus.clone() };
+        let own = if how.apart { connect(url, worker.role().name(), queue).await? } else { bus.clone() };
         loops.push(tokio::spawn(worker::run(worker, own.clone(), options, metrics.clone(), stop.clone())));
         buses.push(own);
     }
 
-    let run = Uuid::now_v7().simple().to_string();
     let (before, server_before) = (measure::cpu_of(std::process::id()), measure::cpu_of(server));
-    let (started, now_ms) = (Instant::now(), clock.now_ms());
-    let due = move |n: u64| n.is_multiple_of(one_in);
-    let pages = stream::iter((0..candidates).step_by(PAGE as usize)).map(|first| {
-        let (bus, run) = (bus.clone(), run.clone());
-        async move {
-            tokio::spawn(async move {
-                let all = (first..candidates.min(first + PAGE)).map(|n| candidate(&run, n, due(n), now_ms)).collect();
-                let event = page(&run, first / PAGE, all)?;
-                bus.publish(&event).await?;
-                anyhow::Ok(())
-            })
-            .await?
-        }
-    });
-    let sent: Vec<Result<()>> = pages.buffer_unordered(how.at_once[0]).collect().await;
-    sent.into_iter().collect::<Result<Vec<()>>>()?;
-    let acts = (0..candidates).filter(|n| due(*n)).count() as u64;
-    while executor.taken.load(Ordering::Relaxed) < acts {
-        ensure!(started.elapsed() < Duration::from_secs(300), "stuck");
-        tokio::time::sleep(Duration::from_millis(2)).await;
+    let started = Instant::now();
+    if let Some(second) = &mut second {
+        second.go()?;
     }
-    while bus.depth(Role::Decider).await? > 0 {
-        tokio::time::sleep(Duration::from_millis(2)).await;
+    scan(bus.clone(), &own, how.at_once[0]).await?;
+    if let Some(second) = &mut second {
+        second.sent(how.second)?;
+    }
+    for role in [Role::Decider, Role::Executor] {
+        while bus.depth(role).await? > 0 {
+            ensure!(started.elapsed() < Duration::from_secs(300), "stuck");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
     let wall = started.elapsed();
+    let acts = (0..candidates).filter(|n| n.is_multiple_of(one_in)).count() as u64;
+    let taken = executor.taken.load(Ordering::Relaxed);
+    ensure!(taken == acts || (how.second == Some(Role::Executor) && taken < acts), "{taken} of {acts} acts");
     let spent = |before: Option<Duration>, pid| measure::cpu_of(pid).zip(before).map_or(Duration::ZERO, |(a, b)| a - b);
     let ran = Ran { wall, cpu: spent(before, std::process::id()), server: spent(server_before, server) };
     stop.cancel();
@@ -213,6 +262,98 @@ async fn pipeline(url: &str, server: u32, candidates: u64, one_in: u64, how: How
         bus.flush().await?;
     }
     Ok(ran)
+}
+
+/// This program once more, as a second process of one role.
+struct Second {
+    child: Child,
+    told: Option<ChildStdin>,
+    says: BufReader<ChildStdout>,
+}
+
+impl Second {
+    fn start(url: &str, role: Role, queue: u64, signer: &Signer, part: &Part, how: &How) -> Result<Second> {
+        let at_once = how.at_once.map(|many| many.to_string());
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["role", &format!("name={}", role.name()), &format!("url={url}"), &format!("queue={queue}")])
+            .args([format!("seed={}", signer.seed()?), format!("run={}", part.run), format!("from={}", part.from)])
+            .args([format!("to={}", part.to), format!("page={}", part.page), format!("one_in={}", part.one_in)])
+            .args([format!("pages={}", at_once[0]), format!("deciders={}", at_once[1]), format!("acts={}", at_once[2])])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (told, says) = (child.stdin.take(), child.stdout.take().context("its output")?);
+        let mut second = Second { child, told, says: BufReader::new(says) };
+        second.wait_for("ready")?;
+        Ok(second)
+    }
+
+    fn wait_for(&mut self, word: &str) -> Result<()> {
+        let mut line = String::new();
+        while line.trim() != word {
+            line.clear();
+            ensure!(self.says.read_line(&mut line)? > 0, "the second process ended before it was {word}");
+        }
+        Ok(())
+    }
+
+    fn go(&mut self) -> Result<()> {
+        Ok(self.told.as_mut().context("its input")?.write_all(b"go\n")?)
+    }
+
+    /// Waits until a scanner has sent its part.
+    fn sent(&mut self, role: Option<Role>) -> Result<()> {
+        if role == Some(Role::Scanner) { self.wait_for("sent") } else { Ok(()) }
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        drop(self.told.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// What the second process does until its input ends.
+pub(crate) fn role(options: &Options) -> Result<()> {
+    let text = |name: &str| options.text(name).with_context(|| format!("{name}=?"));
+    let number = |name: &str| anyhow::Ok(text(name)?.parse::<u64>()?);
+    let many = |name: &str| anyhow::Ok(usize::try_from(number(name)?)?);
+    let (url, name, signer) = (text("url")?, text("name")?, Signer::from_seed(text("seed")?)?);
+    let runtime = tokio::runtime::Runtime::new()?;
+    let bus = runtime.block_on(connect(url, name, number("queue")?))?;
+    let (metrics, stop) = (Arc::new(Metrics::new()), CancellationToken::new());
+    let (worker, at_once): (Arc<dyn Worker>, usize) = match name {
+        "scanner" => {
+            println!("ready");
+            let _ = std::io::stdin().read_line(&mut String::new())?;
+            let (from, to, page, one_in) = (number("from")?, number("to")?, number("page")?, number("one_in")?);
+            let part = Part { run: text("run")?.to_owned(), from, to, page, one_in };
+            runtime.block_on(scan(bus, &part, many("pages")?))?;
+            println!("sent");
+            return Ok(());
+        }
+        "decider" => {
+            let policy = Policy::new(PolicyConfig::default(), "bench")?;
+            (Arc::new(Decider::new(policy, signer, Clock::system(), "second", metrics.clone())), many("deciders")?)
+        }
+        _ => {
+            let trusted = Trusted::new([signer.public_key()])?;
+            let (taken, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+            (Arc::new(NullExecutor { trusted, journal: None, taken, bytes }), many("acts")?)
+        }
+    };
+    let options = LoopOptions { at_once, ..LoopOptions::default() };
+    let running = runtime.spawn(worker::run(worker, bus.clone(), options, metrics, stop.clone()));
+    println!("ready");
+    while std::io::stdin().read_line(&mut String::new())? > 0 {}
+    stop.cancel();
+    runtime.block_on(async {
+        bus.close().await;
+        running.await?;
+        bus.flush().await?;
+        anyhow::Ok(())
+    })
 }
 
 /// Rates of `nats bench` for messages of one size.
@@ -252,7 +393,7 @@ fn peer(url: &str, messages: u64, size: u64) -> Result<Peer> {
     Ok(Peer { publish: published, consume: consumed })
 }
 
-fn show(what: &str, candidates: u64, ran: &Ran) -> f64 {
+pub(crate) fn show(what: &str, candidates: u64, ran: &Ran) -> f64 {
     let rate = candidates as f64 / ran.wall.as_secs_f64();
     let each = |time: Duration| time.as_secs_f64() * 1e6 / candidates as f64;
     println!(
@@ -273,11 +414,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut rig = NatsRig::builder().sync_interval("2m").start()?;
     let (url, server) = (rig.url(), rig.process(0)?.pid());
     let runtime = tokio::runtime::Runtime::new()?;
-    runtime.block_on(async {
-        let bus = BusOptions { queue_events: in_pages * 2 + 10_000, ..BusOptions::default() };
-        let options = NatsOptions { servers: vec![url.clone()], create: true, bus, ..NatsOptions::default() };
-        JetStream::connect(options).await.map(drop)
-    })?;
+    runtime.block_on(set_up(&url, 1, in_pages * 2 + 10_000))?;
     let now = Clock::system().now_ms();
     let size = |n: u64| {
         anyhow::Ok(page("0", 0, (0..n).map(|n| candidate("0", n, true, now)).collect())?.to_bytes()?.len() as u64)
@@ -290,7 +427,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let single = peer(&url, 50_000, one)?;
         let page = peer(&url, 5_000, whole)?;
         let run = |what, candidates, one_in, record| {
-            let ran = pipeline(&url, server, candidates, one_in, How { at_once, apart, record });
+            let ran =
+                pipeline(&url, server, candidates, one_in, How { at_once, apart, record, page: PAGE, second: None });
             anyhow::Ok(show(what, candidates, &runtime.block_on(ran)?))
         };
         let usual = run("pages of 32, 1 % act", in_pages, 100, false)?;
