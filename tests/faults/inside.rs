@@ -151,6 +151,23 @@ impl Ground {
     }
 }
 
+/// Checks that outcomes say of each ledger that is gone that it was freed, once, and of no other.
+fn accounted_for(ground: &Ground, before: &Lists) {
+    let (mut freed, now) = (BTreeSet::new(), ground.cluster.filled());
+    journal::read(&ground.journal(), |record| {
+        for id in record.body["freed"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_i64) {
+            assert!(!now[&record.subject].contains(&id), "ledger {id} of {} is still there", record.subject);
+            assert!(freed.insert((record.subject.clone(), id)), "ledger {id} of {} was freed twice", record.subject);
+        }
+    })
+    .expect("the record is whole");
+    for (topic, had) in before {
+        for id in had.difference(&now[topic]) {
+            assert!(freed.contains(&(topic.clone(), *id)), "no outcome says that ledger {id} of {topic} was freed");
+        }
+    }
+}
+
 /// Everything that one process has.
 pub(crate) struct Process<'a> {
     ground: &'a Ground,
@@ -466,6 +483,7 @@ pub(crate) fn clean_runs(ground: &Ground, before: &Lists, left_open: bool) {
         let count = outcomes.iter().filter(|outcome| *outcome == intent).count();
         assert_eq!(count, 1, "{count} outcomes of {intent}");
     }
+    accounted_for(ground, before);
     assert!(dead.iter().all(|letter| letter.why.contains("the test says so")), "{dead:?}");
     let loaded = ground.cluster.loaded();
     assert!(left_open || loaded.is_empty(), "left open: {loaded:?}");
