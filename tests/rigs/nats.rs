@@ -19,6 +19,7 @@ pub struct Builder {
     sync_interval: String,
     extra: String,
     shipped: Vec<(String, String)>,
+    disk_mib: Option<u64>,
 }
 
 /// The roles that the shipped configuration has a user for.
@@ -54,6 +55,13 @@ impl Builder {
         self
     }
 
+    /// The first node's store is on a file system of its own of so many MiB, which [`NatsRig::disk`] fills. Needs `unshare` and `nsenter`,
+    /// and a kernel that lets this user have a namespace for mounts.
+    pub fn disk(mut self, mib: u64) -> Self {
+        self.disk_mib = Some(mib);
+        self
+    }
+
     /// Boots it and waits until every node says that it is healthy.
     pub fn start(self) -> Result<NatsRig> {
         NatsRig::boot(self)
@@ -72,6 +80,8 @@ struct Node {
 #[derive(Debug)]
 pub struct NatsRig {
     nodes: Vec<Node>,
+    /// Keeps the first node's own file system.
+    disk: Option<Process>,
     server: PathBuf,
     shipped: Vec<(String, String)>,
     folder: TempDir,
@@ -80,7 +90,7 @@ pub struct NatsRig {
 impl NatsRig {
     /// One node with a file store that syncs each write, open to everybody, unless told otherwise.
     pub fn builder() -> Builder {
-        Builder { nodes: 1, sync_interval: "always".into(), extra: String::new(), shipped: vec![] }
+        Builder { nodes: 1, sync_interval: "always".into(), extra: String::new(), shipped: vec![], disk_mib: None }
     }
 
     /// One node, ready.
@@ -95,15 +105,43 @@ impl NatsRig {
         for _ in 0..builder.nodes {
             nodes.push(Node { process: None, client: Port::take()?, monitor: Port::take()?, route: Port::take()? });
         }
-        let mut rig = Self { nodes, server, shipped: builder.shipped.clone(), folder };
+        let mut rig = Self { nodes, disk: None, server, shipped: builder.shipped.clone(), folder };
         for index in 0..rig.nodes.len() {
             let text = rig.config(index, &builder);
             fs::create_dir_all(rig.node_folder(index))?;
             fs::write(rig.node_folder(index).join("nats.conf"), text).context("writing the server's configuration")?;
         }
+        if let Some(mib) = builder.disk_mib {
+            rig.mount(mib)?;
+        }
         let all: Vec<usize> = (0..rig.nodes.len()).collect();
         rig.start_all(&all)?;
         Ok(rig)
+    }
+
+    /// Mounts a file system for the first node's store, where nobody but this process and that node sees it.
+    fn mount(&mut self, mib: u64) -> Result<()> {
+        let (folder, store) = (self.node_folder(0), self.store(0));
+        fs::create_dir_all(&store)?;
+        let script = format!("mount -t tmpfs -o size={mib}m none store && touch mounted && exec sleep 86400");
+        let mut disk = Process::start(&Spec {
+            name: "the disk of nats-server".to_owned(),
+            program: "unshare".into(),
+            args: ["--user", "--map-root-user", "--mount", "sh", "-c", &script].map(str::to_owned).to_vec(),
+            env: Vec::new(),
+            log: folder.join("disk.log"),
+            folder: folder.clone(),
+        })?;
+        disk.wait_until(Duration::from_secs(20), || folder.join("mounted").exists())?;
+        self.disk = Some(disk);
+        Ok(())
+    }
+
+    /// The first node's own file system, as this process reaches it.
+    pub fn disk(&self) -> Option<PathBuf> {
+        let store = self.store(0);
+        let inside = store.strip_prefix("/").ok()?;
+        Some(PathBuf::from(format!("/proc/{}/root", self.disk.as_ref()?.pid())).join(inside))
     }
 
     fn config(&self, index: usize, builder: &Builder) -> String {
@@ -189,7 +227,14 @@ impl NatsRig {
     fn start_all(&mut self, indexes: &[usize]) -> Result<()> {
         for &index in indexes {
             let folder = self.node_folder(index);
-            let (args, mut env) = (self.args(index), self.shipped.clone());
+            let (mut program, mut args, mut env) = (self.server.clone(), self.args(index), self.shipped.clone());
+            if let Some(disk) = self.disk.as_ref().filter(|_| index == 0) {
+                let (pid, wd) = (disk.pid().to_string(), format!("--wd={}", folder.display()));
+                let enter = ["--target", &pid, "--user", "--mount", "--preserve-credentials", &wd, "--"];
+                let server = self.server.display().to_string();
+                args = enter.map(str::to_owned).into_iter().chain([server]).chain(args).collect();
+                program = "nsenter".into();
+            }
             env.push(("TRIMTAB_NATS_STORE".to_owned(), format!("\"{}\"", self.store(index).display())));
             let node = &mut self.nodes[index];
             if node.process.as_mut().is_some_and(Process::runs) {
@@ -197,7 +242,7 @@ impl NatsRig {
             }
             node.process = Some(Process::start(&Spec {
                 name: format!("nats-server {index}"),
-                program: self.server.clone(),
+                program,
                 args,
                 env,
                 log: folder.join("log"),

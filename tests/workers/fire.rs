@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -250,6 +250,46 @@ fn the_nats_server_is_killed_and_loses_what_came_last() {
     }
     println!("{rounds} kills of the server, {cut_back} with its store put back to an earlier kill's");
     fire.burnt_out("server killed");
+}
+
+/// A server whose disk is full ends JetStream until it is started again; who restarts it while there is no room gets no further.
+#[test]
+#[ignore = "needs ZooKeeper, nats-server"]
+fn the_disk_of_the_nats_server_is_full() {
+    const ROUNDS: usize = 2;
+    let (mut nats, topics) = (NatsRig::builder().disk(48).start().unwrap(), 200);
+    let (ground, stage, mut dice) = (Ground::new("fire", topics), Stage::new(), Dice::new());
+    let url = nats.url();
+    let fire = Fire::lit(&ground, &stage, topics, &url, &ground.rig.zk(), "");
+    let filler = nats.disk().unwrap().join("filler");
+    for _ in 0..ROUNDS {
+        dice.sleep(2000);
+        let full = fill(&filler);
+        let begun = fire.crew.acts("intent", &EXECUTORS).len();
+        // Everybody goes on trying for longer than a lease lasts, or ends what it has begun.
+        std::thread::sleep(Duration::from_secs(8));
+        let meanwhile = fire.crew.acts("intent", &EXECUTORS).len() - begun;
+        println!("full after {} KiB more; {meanwhile} acts were begun in the next 8 s", full / 1024);
+        std::fs::remove_file(&filler).unwrap();
+        nats.restart(0).unwrap();
+    }
+    fire.burnt_out("a full disk");
+}
+
+/// Writes to a file until there is no room for one byte more; how many bytes that were.
+fn fill(file: &Path) -> u64 {
+    let mut file = File::create(file).unwrap();
+    let (mut written, mut size) = (0, 1 << 20);
+    while size > 0 {
+        match file.write(&vec![0; size]) {
+            Ok(count) => written += count as u64,
+            Err(e) => {
+                assert_eq!(e.kind(), std::io::ErrorKind::StorageFull, "{e}");
+                size /= 2;
+            }
+        }
+    }
+    written
 }
 
 #[test]
