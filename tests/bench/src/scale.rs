@@ -51,6 +51,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         pages.push(rate("synced, pages of 32", &mut synced, many, how(PAGE, None))? / single);
         drop(synced);
         let mut usual = Servers::Usual.start(queue)?;
+        // A server's first run is slower than those that follow.
+        rate("usual sync, to warm up", &mut usual, many / 4, how(PAGE, None))?;
         let alone = rate("usual sync, pages of 32", &mut usual, many, how(PAGE, None))?;
         for (role, ratios) in roles.iter().zip(&mut second) {
             let what = format!("usual sync, a second process as {}", role.name());
