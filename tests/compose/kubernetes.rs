@@ -248,7 +248,7 @@ fn the_program_takes_what_it_is_given() {
 fn at_once(role: &str) -> u64 {
     let acts = config().lines().find_map(|line| line.strip_prefix("acts_at_once = ")).unwrap().parse().unwrap();
     match role {
-        "scanner" => 1,
+        "scanner" => 4,
         "decider" => 16 + 32,
         "executor" => acts,
         "audit" => 16 + 256,

@@ -95,7 +95,8 @@ fn publishes() -> Vec<Operation> {
     for (key, who) in [
         ("lease.scan=t", &["scanner"][..]),
         ("scans.leader.t", &["scanner"]),
-        ("scans.checkpoint.x", &["scanner"]),
+        ("scans.progress.x", &["scanner"]),
+        ("scans.shards.x.1.0", &["scanner"]),
         ("scans.gate.x", &["scanner", "operator"]),
         ("scans.last.x", &["scanner"]),
         ("scans.revisit.x", &["scanner", "executor"]),

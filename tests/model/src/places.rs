@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Files of the workers, and what must stand in each, one after the other.
-const PLACES: [(&str, &[&str]); 22] = [
+const PLACES: [(&str, &[&str]); 23] = [
     (
         "trimtab/src/workers/executor.rs",
         &[
@@ -52,14 +52,50 @@ const PLACES: [(&str, &[&str]); 22] = [
     ("trimtab/src/workers/decider.rs", &["act_on_any(", "out.emit_all(&acts).await?", "== Published::Outstanding"]),
     (
         "trimtab/src/workers/scanner.rs",
-        &["async fn scan(", ".acquire(&name", "self.begin(", "self.shards(", "self.end(", ".release("],
+        &[
+            "async fn lead(",
+            ".acquire(&name",
+            "self.lead_under(",
+            ".release(",
+            "self.scans.lead(",
+            "progress.led(scan, now)",
+        ],
     ),
     (
         "trimtab/src/workers/scanner.rs",
-        &["async fn shards(", "shard_with_tries(", "self.renew(scan)", ".set_checkpoint("],
+        &[
+            "async fn read(",
+            ".acquire(&name",
+            "self.read_and_merge(",
+            ".release(",
+            "async fn begin(",
+            "progress.is_done(asked.index)",
+            "progress.report.scan != asked.scan",
+            "async fn read_and_merge(",
+            "shard_with_tries(",
+            "self.renew(scan)",
+            "progress.merge(",
+        ],
     ),
-    ("trimtab/src/workers/scanner.rs", &["async fn renew(", ".renew(&mut scan.lease", ".lead("]),
-    ("trimtab/src/workers/scanner.rs", &["async fn end(", "over_caps(", "self.renew(scan)", "self.scans.finish("]),
+    (
+        "trimtab/src/workers/scanner.rs",
+        &[
+            "async fn end(",
+            ".acquire(",
+            "filter(Progress::finished)",
+            "self.scans.lead(",
+            "over_caps(",
+            "self.scans.finish(",
+        ],
+    ),
+    (
+        "trimtab/src/scans/progress.rs",
+        &["pub fn merge(", "self.done.get(index)", "self.report.scan != part.report.scan", "self.done.set(index)"],
+    ),
+    (
+        "trimtab/src/scans.rs",
+        &["pub async fn begin(", "Expect::Absent", "pub async fn advance", "Expect::Revision(revision)"],
+    ),
     ("trimtab/src/scans.rs", &["pub async fn lead(", "fence > leader.scan.fence", "expect).await?"]),
     ("trimtab/src/scans.rs", &["pub async fn finish(", "known.scan.fence > gate.scan.fence", "expect).await"]),
     ("trimtab/src/scans.rs", &["pub async fn reserve(", "self.change(", "acts > caps.max_acts"]),

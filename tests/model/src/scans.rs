@@ -1,8 +1,9 @@
-//! Who leads a scan, and when its decisions may be carried out: lease, fencing number, checkpoint, gate and budget.
+//! Who leads a scan, who reads its shards, and when its decisions may be carried out: leases, fencing numbers, progress, gate and budget.
 //!
-//! `trimtab/src/workers/scanner.rs` (`scan`, `begin`, `shards`, `renew`, `end`), `trimtab/src/scans.rs` (`lead`, `finish`, `reserve`),
-//! `executor.rs` (`handle`). A lease is a way to save work: its holder may be paused at any point and go on when another leads. What a
-//! paused one does is harmless since the gate carries its leader's fencing number, and since the budget is counted by itself.
+//! `trimtab/src/workers/scanner.rs` (`lead`, `read`, `begin`, `read_and_merge`, `end`), `trimtab/src/scans.rs` (`lead`, `begin`, `advance`,
+//! `finish`, `reserve`), `scans/progress.rs` (`merge`), `executor.rs` (`handle`). A lease is a way to save work: its holder may be paused at
+//! any point and go on when another has it. What a paused one does is harmless since a shard is added once, by compare-and-set, since a gate
+//! carries the fencing number of who judged, and since the budget is counted by itself.
 
 use std::hash::Hash;
 
@@ -11,19 +12,25 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 /// Scanners.
 const SCANNERS: usize = 2;
 /// Shards; something more may turn up in the last one while it is scanned.
-const SHARDS: u8 = 2;
-/// How often somebody may lead.
-const LEADERS: usize = 3;
+const SHARDS: usize = 2;
+/// How often the target's lease may be taken, to lead or to end.
+const FENCES: usize = 3;
 /// What a scan may propose, and have carried out.
 const CAP: u8 = 1;
 
 /// What is done to be safe.
 #[derive(Debug, Clone, Copy)]
 struct Guards {
-    /// One leads at a time, as far as leases go.
+    /// One reads a shard, and one leads or ends, at a time, as far as leases go.
     lease: bool,
     /// A lease that is not renewed ends.
     ends: bool,
+    /// A shard that is in is not added again.
+    once: bool,
+    /// What is added was read for the present leader.
+    led: bool,
+    /// A scan ends when all of its shards are in.
+    all: bool,
     /// A gate is not replaced by that of an earlier leader.
     gate: bool,
     /// A decision waits for the gate of its leader, or of a later one.
@@ -32,45 +39,65 @@ struct Guards {
     budget: bool,
 }
 
-const CODE: Guards = Guards { lease: true, ends: true, gate: true, waits: true, budget: true };
+const CODE: Guards =
+    Guards { lease: true, ends: true, once: true, led: true, all: true, gate: true, waits: true, budget: true };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum At {
     Idle,
-    /// Shards below `next` are read.
+    /// Has the target's lease, and has not said yet that it leads.
+    Leads {
+        fence: u8,
+    },
+    /// Has the shard's lease, and was told by that leader.
     Reads {
         fence: u8,
-        next: u8,
-        found: u8,
+        shard: usize,
     },
-    /// One more is read, the lease not yet renewed.
+    /// Has read it, emitted what it found, and not yet renewed its lease.
     Read {
         fence: u8,
-        next: u8,
+        shard: usize,
         found: u8,
     },
-    /// Renewed; the checkpoint is not yet stored, or, after the last shard, the gate.
+    /// Has renewed it, and not yet added what it found.
     Renewed {
         fence: u8,
-        next: u8,
+        shard: usize,
         found: u8,
+    },
+    /// Has the target's lease, and all shards are in.
+    Ends {
+        fence: u8,
+    },
+    /// Has judged them, and not yet stored the gate.
+    Judged {
+        fence: u8,
+        open: bool,
     },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct State {
     scanners: [At; SCANNERS],
-    lease: Option<u8>,
+    lease: Option<usize>,
     fence: u8,
-    checkpoint: (u8, u8),
+    shard_leases: [Option<usize>; SHARDS],
+    /// The progress: by whom it is led, which shards are in, how often one was added, and what they came to.
+    led: u8,
+    done: [bool; SHARDS],
+    added: u8,
+    found: u8,
     /// What is in the last shard.
     things: u8,
     /// Decisions by leader: stored, and not carried out.
-    waiting: [u8; LEADERS],
+    waiting: [u8; FENCES],
     /// The gate: by whom, and whether it is open.
     gate: Option<(u8, bool)>,
-    /// What each leader has judged.
-    judged: [Option<bool>; LEADERS],
+    /// The gate of the last lease that stored one.
+    last_gate: Option<(u8, bool)>,
+    /// What each who ended it has judged.
+    judged: [Option<bool>; FENCES],
     acts: u8,
     unjudged: bool,
     crashes: u8,
@@ -80,9 +107,13 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     Lead(usize),
+    Take(usize, usize),
+    End(usize),
+    Judge(usize, bool),
     Step(usize),
     Crash(usize),
     LeaseEnds,
+    ShardLeaseEnds(usize),
     Grow,
     Act(usize),
 }
@@ -90,7 +121,8 @@ enum Action {
 #[derive(Debug, Clone, Copy)]
 struct Scans(Guards);
 
-const JUDGED: &str = "nothing is carried out before its leader, or a later one, has judged the totals";
+const JUDGED: &str = "nothing is carried out before its leader, or a later one, has judged the totals, nor against what the last has said";
+const WHOLE: &str = "a scan ends with each of its shards, each once";
 const CAPPED: &str = "no more is carried out than the limit allows";
 const ENDED: &str = "a scan comes to its end";
 const ACTED: &str = "something is carried out";
@@ -98,33 +130,49 @@ const ACTED: &str = "something is carried out";
 impl Scans {
     fn step(&self, state: &mut State, who: usize) {
         state.scanners[who] = match state.scanners[who] {
-            At::Idle => At::Idle,
-            At::Reads { fence, next, found } => {
-                let here = if next + 1 == SHARDS { state.things } else { 0 };
-                state.waiting[usize::from(fence) - 1] += here;
-                At::Read { fence, next: next + 1, found: found + here }
-            }
-            // `renew`: the lease, then `lead` on the leader's document.
-            At::Read { fence, .. } if self.0.lease && (state.lease != Some(who as u8) || state.fence != fence) => {
+            at @ (At::Idle | At::Ends { .. }) => at,
+            At::Leads { fence } => {
+                // `lead` on the leader's document, `begin` or `led` on the progress.
+                state.led = state.led.max(fence);
+                self.give_back(state, who);
                 At::Idle
             }
-            At::Read { fence, next, found } => At::Renewed { fence, next, found },
-            At::Renewed { fence, next, found } if next < SHARDS => {
-                state.checkpoint = (next, found);
-                At::Reads { fence, next, found }
+            At::Reads { fence, shard } => {
+                let found = if shard + 1 == SHARDS { state.things } else { 0 };
+                state.waiting[usize::from(fence) - 1] += found;
+                At::Read { fence, shard, found }
             }
-            At::Renewed { fence, found, .. } => {
-                let open = found <= CAP;
-                state.judged[usize::from(fence) - 1] = Some(open);
+            At::Read { shard, .. } if self.0.lease && state.shard_leases[shard] != Some(who) => At::Idle,
+            At::Read { fence, shard, found } => At::Renewed { fence, shard, found },
+            At::Renewed { fence, shard, found } => {
+                let before = self.0.once && state.done[shard];
+                if !before && (!self.0.led || state.led == fence) && state.gate.is_none() {
+                    state.done[shard] = true;
+                    state.added += 1;
+                    state.found += found;
+                }
+                if state.shard_leases[shard] == Some(who) {
+                    state.shard_leases[shard] = None;
+                }
+                At::Idle
+            }
+            At::Judged { fence, open } => {
+                if state.last_gate.is_none_or(|(by, _)| by < fence) {
+                    state.last_gate = Some((fence, open));
+                }
                 if !self.0.gate || state.gate.is_none_or(|(by, _)| by < fence) {
                     state.gate = Some((fence, open));
                 }
-                if state.lease == Some(who as u8) && state.fence == fence {
-                    state.lease = None;
-                }
+                self.give_back(state, who);
                 At::Idle
             }
         };
+    }
+
+    fn give_back(&self, state: &mut State, who: usize) {
+        if state.lease == Some(who) {
+            state.lease = None;
+        }
     }
 
     fn may_act(&self, state: &State, leader: usize) -> bool {
@@ -143,11 +191,16 @@ impl Model for Scans {
             scanners: [At::Idle; SCANNERS],
             lease: None,
             fence: 0,
-            checkpoint: (0, 0),
+            shard_leases: [None; SHARDS],
+            led: 0,
+            done: [false; SHARDS],
+            added: 0,
+            found: 0,
             things: 1,
-            waiting: [0; LEADERS],
+            waiting: [0; FENCES],
             gate: None,
-            judged: [None; LEADERS],
+            last_gate: None,
+            judged: [None; FENCES],
             acts: 0,
             unjudged: false,
             crashes: 1,
@@ -156,36 +209,68 @@ impl Model for Scans {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        let free = (state.lease.is_none() || !self.0.lease) && usize::from(state.fence) < FENCES;
+        let all = state.done.iter().all(|done| *done);
         for who in 0..SCANNERS {
-            if state.scanners[who] != At::Idle {
-                actions.push(Action::Step(who));
-                if state.crashes > 0 {
-                    actions.push(Action::Crash(who));
+            match state.scanners[who] {
+                At::Idle if state.gate.is_none() => {
+                    // The request comes again, or another scan led in between and this one leads once more.
+                    if free && !all {
+                        actions.push(Action::Lead(who));
+                    }
+                    // The event of a shard, for the first time or once more.
+                    let wanted = |shard: &usize| {
+                        state.led > 0
+                            && (!self.0.once || !state.done[*shard])
+                            && state.added < 4
+                            && (state.shard_leases[*shard].is_none() || !self.0.lease)
+                    };
+                    actions.extend((0..SHARDS).filter(wanted).map(|shard| Action::Take(who, shard)));
+                    if free && state.led > 0 && (all || !self.0.all) {
+                        actions.push(Action::End(who));
+                    }
                 }
-            } else if state.gate.is_none()
-                && (state.lease.is_none() || !self.0.lease)
-                && usize::from(state.fence) < LEADERS
-            {
-                actions.push(Action::Lead(who));
+                At::Idle => {}
+                At::Ends { .. } => actions.extend([true, false].map(|open| Action::Judge(who, open))),
+                _ => actions.push(Action::Step(who)),
+            }
+            if state.scanners[who] != At::Idle && state.crashes > 0 {
+                actions.push(Action::Crash(who));
             }
         }
-        if self.0.ends && state.lease.is_some() {
-            actions.push(Action::LeaseEnds);
+        if self.0.ends {
+            if state.lease.is_some() {
+                actions.push(Action::LeaseEnds);
+            }
+            let held = |shard: &usize| state.shard_leases[*shard].is_some();
+            actions.extend((0..SHARDS).filter(held).map(Action::ShardLeaseEnds));
         }
         if state.grows > 0 {
             actions.push(Action::Grow);
         }
-        actions.extend((0..LEADERS).filter(|leader| self.may_act(state, *leader)).map(Action::Act));
+        actions.extend((0..FENCES).filter(|leader| self.may_act(state, *leader)).map(Action::Act));
     }
 
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
         let mut state = last.clone();
         match action {
-            Action::Lead(who) => {
+            Action::Lead(who) | Action::End(who) => {
                 state.fence += 1;
-                state.lease = Some(who as u8);
-                let (next, found) = state.checkpoint;
-                state.scanners[who] = At::Reads { fence: state.fence, next, found };
+                state.lease = Some(who);
+                let fence = state.fence;
+                let leads = matches!(action, Action::Lead(_));
+                state.scanners[who] = if leads { At::Leads { fence } } else { At::Ends { fence } };
+            }
+            Action::Take(who, shard) => {
+                state.shard_leases[shard] = Some(who);
+                state.scanners[who] = At::Reads { fence: state.led, shard };
+            }
+            // Whoever ends a scan has limits and a clock of its own: it may find a reason to stop it where another finds none.
+            Action::Judge(who, open) => {
+                let At::Ends { fence } = state.scanners[who] else { return None };
+                let open = open && state.found <= CAP;
+                state.judged[usize::from(fence) - 1] = Some(open);
+                state.scanners[who] = At::Judged { fence, open };
             }
             Action::Step(who) => self.step(&mut state, who),
             Action::Crash(who) => {
@@ -193,6 +278,7 @@ impl Model for Scans {
                 state.scanners[who] = At::Idle;
             }
             Action::LeaseEnds => state.lease = None,
+            Action::ShardLeaseEnds(shard) => state.shard_leases[shard] = None,
             Action::Grow => {
                 state.grows -= 1;
                 state.things += 1;
@@ -200,8 +286,8 @@ impl Model for Scans {
             Action::Act(leader) => {
                 state.waiting[leader] -= 1;
                 state.acts += 1;
-                let judged = state.judged[leader..].iter().rev().flatten().next();
-                state.unjudged |= judged != Some(&true);
+                let judged = state.judged[leader..].iter().any(Option::is_some);
+                state.unjudged |= !judged || state.last_gate.is_none_or(|(_, open)| !open);
             }
         }
         (state != *last).then_some(state)
@@ -210,12 +296,15 @@ impl Model for Scans {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(JUDGED, |_, state: &State| !state.unjudged),
+            Property::always(WHOLE, |_, state: &State| {
+                state.gate.is_none() || (usize::from(state.added) == SHARDS && state.done == [true; SHARDS])
+            }),
             Property::always(CAPPED, |_, state: &State| state.acts <= CAP),
             // Where nothing happens any more and somebody could still have led.
             Property::always(ENDED, |model: &Scans, state| {
                 let mut actions = Vec::new();
                 model.actions(state, &mut actions);
-                !actions.is_empty() || state.gate.is_some() || usize::from(state.fence) == LEADERS
+                !actions.is_empty() || state.gate.is_some() || usize::from(state.fence) == FENCES
             }),
             Property::sometimes(ACTED, |_, state: &State| state.acts > 0),
         ]
@@ -227,9 +316,9 @@ mod tests {
 
     fn check(what: &str, guards: Guards) {
         let model = Scans(guards);
-        let all = HasDiscoveries::AllOf([JUDGED, CAPPED, ENDED, ACTED].into());
+        let all = HasDiscoveries::AllOf([JUDGED, WHOLE, CAPPED, ENDED, ACTED].into());
         let checker = model.checker().finish_when(all).spawn_bfs().join();
-        for name in [JUDGED, CAPPED, ENDED] {
+        for name in [JUDGED, WHOLE, CAPPED, ENDED] {
             checker.assert_no_discovery(name);
         }
         checker.assert_any_discovery(ACTED);
@@ -249,16 +338,19 @@ mod tests {
 
     #[test]
     fn each_guard_that_is_taken_away_breaks_a_promise() {
+        breaks("a shard that is added twice", Guards { once: false, ..CODE }, WHOLE);
+        breaks("an end before all shards are in", Guards { all: false, ..CODE }, WHOLE);
         breaks("a gate of an earlier leader", Guards { gate: false, ..CODE }, JUDGED);
-        breaks("a decision before its leader's gate", Guards { waits: false, ..CODE }, JUDGED);
         breaks("acts that are not counted", Guards { budget: false, ..CODE }, CAPPED);
-        breaks("a lease without an end", Guards { ends: false, ..CODE }, ENDED);
+        breaks("leases without an end", Guards { ends: false, ..CODE }, ENDED);
     }
 
-    /// The lease saves work. Without it several lead at once, and no promise is broken; with it alone, one is.
+    /// Leases save work. Without them several lead, end, and read a shard at once, and no promise is broken. Nor does one rest on what a shard
+    /// was read for, or on a decision's waiting for its own leader's gate: there is a gate only when all shards are in.
     #[test]
-    fn no_promise_rests_on_the_lease() {
-        check("scans without a lease", Guards { lease: false, ..CODE });
-        breaks("a lease without fencing", Guards { gate: false, waits: false, ..CODE }, JUDGED);
+    fn no_promise_rests_on_a_lease() {
+        check("scans without leases", Guards { lease: false, ..CODE });
+        check("scans of what was read for earlier leaders", Guards { led: false, waits: false, ..CODE });
+        breaks("leases alone", Guards { once: false, led: false, gate: false, waits: false, ..CODE }, WHOLE);
     }
 }

@@ -243,7 +243,7 @@ impl Process {
                 instance: self.name.to_string(),
                 metrics: metrics.clone(),
             };
-            start(Arc::new(Scanner::new(parts)), 1);
+            start(Arc::new(Scanner::new(parts)), 2);
         }
         if self.does.includes(Does::Decider) {
             let signer = signer(&keys().decider);

@@ -53,10 +53,10 @@ fn weather(rng: &mut fastrand::Rng) -> Weather {
 
 /// Which processes there are.
 fn processes(world: &World, folder: &Path) -> Vec<Process> {
-    let (apart, count, mut ahead) = {
+    let (apart, count, scanners, mut ahead) = {
         let mut state = world.lock();
         let ahead: Vec<i64> = (0..16).map(|_| state.rng.i64(-120_000..120_000)).collect();
-        (state.rng.u8(0..3) > 0, state.rng.usize(1..=2), ahead)
+        (state.rng.u8(0..3) > 0, state.rng.usize(1..=2), state.rng.usize(1..=3), ahead)
     };
     let mut all = Vec::new();
     let mut add = |does, name: String| {
@@ -69,8 +69,8 @@ fn processes(world: &World, folder: &Path) -> Vec<Process> {
         return all;
     }
     add(Does::Trigger, "trigger-0".to_owned());
+    (0..scanners).for_each(|n| add(Does::Scanner, format!("scanner-{n}")));
     for n in 0..count {
-        add(Does::Scanner, format!("scanner-{n}"));
         add(Does::Decider, format!("decider-{n}"));
         add(Does::Executor, format!("executor-{n}"));
     }
@@ -144,6 +144,14 @@ async fn whole(seed: u64, folder: &Path) -> (World, Vec<Process>) {
         world.lock().quiet = true;
         world.lock().say("seed", format_args!("nothing goes wrong any more"));
         sleep_until(begun + WHOLE).await;
+        // A scan that has just been asked for has its time as well.
+        let bus = world.lock().bus.clone();
+        for second in 1..=60 {
+            if bus.depth(Role::Scanner).await.is_ok_and(|depth| depth == 0) {
+                break;
+            }
+            sleep_until(begun + WHOLE + Duration::from_secs(second)).await;
+        }
         others.iter().for_each(tokio::task::JoinHandle::abort);
         hubs.abort();
         person.abort();

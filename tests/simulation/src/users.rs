@@ -8,10 +8,11 @@ use trimtab::activity::Activity;
 use trimtab::scans::Scans;
 use trimtab::sign::Signer;
 use trimtab_bus::{Bus, BusOptions, InProcess};
-use trimtab_events::{Body, Event, Evidence, Loaded, Protection, Trace};
+use trimtab_events::{Body, Event, Evidence, Loaded, Protection, Trace, key_of};
 
 use crate::cluster::{DAY, End, MINUTE, subject};
 use crate::process::TARGET;
+use crate::target::SHARDS;
 use crate::wires::again;
 use crate::world::{EPOCH, GateStory, State, World};
 
@@ -297,8 +298,13 @@ pub(crate) async fn accidents(world: World) {
                     None
                 }
                 3 => {
-                    state.say("accident", format_args!("the lease of scans is lost"));
-                    world.store.lose_lease(&format!("scan.{TARGET}"));
+                    let shard = *state.rng.choice(&SHARDS[..]).unwrap_or(&SHARDS[0]);
+                    let name = match state.rng.bool() {
+                        true => format!("scan.{TARGET}"),
+                        false => format!("shard.{TARGET}.{}", key_of(TARGET, shard)),
+                    };
+                    state.say("accident", format_args!("the lease {name} is lost"));
+                    world.store.lose_lease(&name);
                     None
                 }
                 4 if state.rng.u8(0..4) == 0 => {

@@ -13,8 +13,9 @@ use trimtab_bus::{
     Bus, BusError, DeadLetter, Delivery, Document, Expect, InProcess, Lease, MemoryStore, Published, Role, Settle,
     Store,
 };
-use trimtab_events::{Announced, Body, Event, Mark, Status, split_subscriber};
+use trimtab_events::{Announced, Body, Event, Mark, ScanReport, Status, split_subscriber};
 
+use crate::target::SHARDS;
 use crate::world::{Hands, State, World};
 
 type Result<T> = std::result::Result<T, BusError>;
@@ -72,6 +73,9 @@ impl SimBus {
                 }
                 state.say(&self.0.name, format_args!("  {} {status}, freed {freed:?}: {why}", outcome.verdict));
             }
+            if let Ok(Body::ScanReport(report)) = event.body() {
+                ends(&mut state, &report);
+            }
             if let Ok(Body::Notice(notice)) = event.body()
                 && notice.announced == Announced::Cleared
                 && notice.says.contains("does not exist")
@@ -102,6 +106,20 @@ impl SimBus {
                 Ok(published)
             }
         }
+    }
+}
+
+/// Holds the end of a scan against what was read of it.
+fn ends(state: &mut State, report: &ScanReport) {
+    let id = report.scan.id;
+    let shards = if report.scope.topic.is_some() { 1 } else { SHARDS.len() as u64 };
+    if report.shards != shards {
+        state.broken(format!("scan {id} ends with {} of {shards} shards", report.shards));
+    }
+    // A topic more or less may come or go while it is read, and each of them once.
+    let most = state.topics.len() as u64 + state.logs.len() as u64;
+    if report.topics > most {
+        state.broken(format!("scan {id} has counted {} topics, and there were never more than {most}", report.topics));
     }
 }
 
@@ -255,6 +273,13 @@ fn watch(state: &mut State, key: &str, value: &[u8]) {
             state.broken(format!(
                 "the gate of scan {scan} by lease {known} (closed: {was_closed}) was replaced by lease {fence}'s"
             ));
+        }
+    } else if let Some(scan) = key.strip_prefix("progress/") {
+        let done = value["done"].as_str().unwrap_or_default().to_owned();
+        let shards = value["report"]["shards"].as_u64().unwrap_or(0);
+        let before = state.progress.insert(scan.to_owned(), (done.clone(), shards));
+        if let Some((known, count)) = before.filter(|(known, count)| (*known == done) != (*count == shards)) {
+            state.broken(format!("scan {scan} has {shards} shards, {done}, after {count}, {known}"));
         }
     } else if key.starts_with("leader/") {
         let before = state.fences.insert(key.to_owned(), (fence, false));

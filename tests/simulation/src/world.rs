@@ -152,6 +152,8 @@ pub(crate) struct State {
     pub(crate) gates: BTreeMap<String, GateStory>,
     /// The highest fencing number by key: of the leader, and of each scan's gate with whether that closes it.
     pub(crate) fences: BTreeMap<String, (u64, bool)>,
+    /// How far scans are: which shards are in, and how many.
+    pub(crate) progress: BTreeMap<String, (String, u64)>,
     /// Wishes to be left alone, by subject: since when.
     pub(crate) wishes: BTreeMap<String, i64>,
     /// When an executor took a decision, by process, decision and scan.
@@ -212,6 +214,7 @@ impl World {
             bus,
             gates: BTreeMap::new(),
             fences: BTreeMap::new(),
+            progress: BTreeMap::new(),
             wishes: BTreeMap::new(),
             taken: BTreeMap::new(),
             looked: BTreeMap::new(),

@@ -230,7 +230,7 @@ impl Shared {
 
 impl Lane {
     fn new(role: Role, options: &BusOptions) -> Lane {
-        Lane { role, queue: Mutex::new(Queue::new(options)), work: Notify::new(), room: Notify::new() }
+        Lane { role, queue: Mutex::new(Queue::new(role, options)), work: Notify::new(), room: Notify::new() }
     }
 
     /// Those who sleep until something falls due must reckon anew.

@@ -37,7 +37,7 @@ pub use sqlite::{SqliteStore, wall_clock_ms};
 /// each lane ([`Bus::take_lane`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Takes scan requests.
+    /// Takes scan requests, and shards of scans.
     Scanner,
     /// Takes candidates.
     Decider,
@@ -73,7 +73,7 @@ impl Role {
     /// The role whose queue an event of this type belongs to.
     pub fn of(event: &Event) -> Option<Role> {
         match &*event.kind {
-            "dev.trimtab.scan.request.v1" => Some(Role::Scanner),
+            "dev.trimtab.scan.request.v1" | "dev.trimtab.scan.shard.v1" => Some(Role::Scanner),
             "dev.trimtab.candidate.ledger.v1"
             | "dev.trimtab.candidate.subscriber.v1"
             | "dev.trimtab.candidate.orphan.v1" => Some(Role::Decider),
@@ -254,8 +254,19 @@ pub struct BusOptions {
     pub full_wait: Duration,
     /// How long ids are remembered.
     pub duplicate_window: Duration,
-    /// Events of one role outstanding at once, over all its workers.
+    /// Events of one role outstanding at once, over all its workers. Of scanners all may be: requests that wait for the end of a scan are
+    /// outstanding, and must not keep back the shards that it waits for.
     pub max_outstanding: u64,
+}
+
+impl BusOptions {
+    /// How many events of a role may be outstanding.
+    fn outstanding(&self, role: Role) -> u64 {
+        match role {
+            Role::Scanner => self.queue_events.max(self.max_outstanding).max(1),
+            _ => self.max_outstanding.max(1),
+        }
+    }
 }
 
 impl Default for BusOptions {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::digits_of;
 use crate::{
     Data, Decision, LedgerPage, Notice, OrphanPage, Outcome, RecoveryOutcome, RecoveryReport, RecoverySegment,
-    ScanReport, ScanRequest, SubscriberPage, key_of, shard_of,
+    ScanReport, ScanRequest, ScanShard, SubscriberPage, key_of, shard_of,
 };
 
 /// No event is larger. Larger things go to files or further pages.
@@ -172,6 +172,8 @@ bodies! {
     Notice(Notice) = "dev.trimtab.notice.v1", "notice.v1.json";
     /// Scan this now.
     ScanRequest(ScanRequest) = "dev.trimtab.scan.request.v1", "scan.request.v1.json";
+    /// Read this shard of a scan.
+    ScanShard(ScanShard) = "dev.trimtab.scan.shard.v1", "scan.shard.v1.json";
     /// What came of a scan.
     ScanReport(ScanReport) = "dev.trimtab.scan.report.v1", "scan.report.v1.json";
     /// Verify this segment.
@@ -193,6 +195,7 @@ impl Body {
             Body::Outcome(o) => (&o.target, (&o.subject).into(), o.status.name()),
             Body::Notice(n) => (&n.target, (&n.subject).into(), n.announced.name()),
             Body::ScanRequest(r) => (&r.target, r.id.to_string().into(), "request"),
+            Body::ScanShard(s) => (&s.target, format!("{}/{}", s.scan.id, s.index).into(), "shard"),
             Body::ScanReport(r) => (&r.target, r.scan.id.to_string().into(), "report"),
             // With its id: another state of the same file must not wait until nobody wants the old one any more.
             Body::RecoverySegment(s) => (&s.lane, format!("{}/{} {}", s.folder, s.file, s.id).into(), "segment"),

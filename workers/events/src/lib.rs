@@ -46,7 +46,7 @@ pub use recovery::{
     FileSeen, RecoveryCut, RecoveryOutcome, RecoveryReport, RecoverySegment, RecoveryState, RecoveryWork, SegmentFound,
     SideFile, lane_of,
 };
-pub use scan::{Proposed, ScanRef, ScanReport, ScanRequest, Scope, Trigger};
+pub use scan::{Proposed, ScanRef, ScanReport, ScanRequest, ScanShard, Scope, Trigger};
 pub use subscriber::{
     HedwigHub, HedwigPointer, HedwigRange, HedwigTopic, History, Log, Mark, Protection, Stood, Subscriber,
     SubscriberCandidate, SubscriberClass, split_subscriber, subscriber_subject,

@@ -1,4 +1,4 @@
-//! `scan.request` and `scan.report`: what starts a scan, and what came of it.
+//! `scan.request`, `scan.shard` and `scan.report`: what starts a scan, the parts it is read in, and what came of it.
 
 use std::collections::BTreeMap;
 
@@ -100,6 +100,20 @@ pub struct ScanRequest {
     pub scope: Scope,
     /// Who asked.
     pub trigger: Trigger,
+}
+
+/// Read this shard of a scan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScanShard {
+    /// The scan, as it is led.
+    pub scan: ScanRef,
+    /// The configured target.
+    pub target: String,
+    /// The shard: a namespace, or what the target is divided into.
+    pub shard: String,
+    /// Its place in the scan's list of shards. What stands there says what is read.
+    pub index: u32,
 }
 
 /// How much a scan would have done.

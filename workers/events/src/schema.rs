@@ -34,7 +34,7 @@ const CHANNELS: &[(&str, &str, &str, &str, &[&str])] = &[
         "audit",
         &["outcome.v1.json", "notice.v1.json", "scan.report.v1.json"],
     ),
-    ("requests", "trimtab.req.{target}", "trigger", "scanner", &["scan.request.v1.json"]),
+    ("requests", "trimtab.req.{target}", "trigger", "scanner", &["scan.request.v1.json", "scan.shard.v1.json"]),
     ("segments", "trimtab.job.{lane}.{shard}.{key}", "planner", "recovery", &["recovery.segment.v1.json"]),
     ("reports", "trimtab.rep.{lane}.{state}", "recovery", "finisher", &["recovery.report.v1.json"]),
     ("recoveries", "trimtab.res.{lane}.{state}", "finisher", "audit", &["recovery.outcome.v1.json"]),

@@ -86,8 +86,15 @@ impl Sighting {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Directory {
     generation: u64,
+    /// The fencing number of whoever wrote them: two that read the shard at once write no page of each other.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    by: u64,
     firsts: Vec<String>,
     last: String,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// What our own act left a subscriber at, so that nobody takes it for a sign of life.
@@ -498,7 +505,15 @@ pub struct ShardWatch {
 }
 
 impl ShardWatch {
-    fn page_key(&self, generation: u64, number: usize) -> String {
+    /// The same, of a shard that is read under a lease with this fencing number.
+    pub fn under(mut self, fence: u64) -> ShardWatch {
+        self.new.by = fence;
+        self
+    }
+
+    fn page_key(&self, directory: &Directory, number: usize) -> String {
+        let Directory { generation, by, .. } = directory;
+        let generation = if *by == 0 { generation.to_string() } else { format!("{generation}.{by}") };
         format!("{}/{generation}/{number}", self.prefix)
     }
 
@@ -705,7 +720,7 @@ impl ShardWatch {
             let page = BASE64.decode(&self.old.last).unwrap_or_default();
             return Ok(page.as_chunks::<ENTRY>().0.iter().map(Sighting::read).collect());
         }
-        let key = self.page_key(self.old.generation, number);
+        let key = self.page_key(&self.old, number);
         let Some(document) = self.activity.store.get(PAGES, &key).await? else {
             warn!(key, "a page of the history is lost: those on it are seen for the first time");
             return Ok(HashMap::new());
@@ -717,8 +732,25 @@ impl ShardWatch {
         Ok(body.as_chunks::<ENTRY>().0.iter().map(Sighting::read).collect())
     }
 
+    /// Forgets all pages but the present ones: the former ones, and what readers left that did not come to the end.
+    async fn forget_pages(&self) -> Result<(), Failure> {
+        let store = &self.activity.store;
+        let pages = self.new.firsts.len().saturating_sub(1);
+        let mut keep: HashSet<String> = (0..pages).map(|number| self.page_key(&self.new, number)).collect();
+        keep.insert(format!("{}/directory", self.prefix));
+        let (prefix, mut after) = (format!("{}/", self.prefix), None::<String>);
+        loop {
+            let found = store.list(PAGES, &prefix, after.as_deref(), 8).await?;
+            let Some(last) = found.last() else { return Ok(()) };
+            after = Some(last.key.clone());
+            for document in found.iter().filter(|document| !keep.contains(&document.key)) {
+                store.delete(PAGES, &document.key, Expect::Anything).await?;
+            }
+        }
+    }
+
     async fn write_page(&mut self) -> Result<(), Failure> {
-        let key = self.page_key(self.new.generation, self.new.firsts.len());
+        let key = self.page_key(&self.new, self.new.firsts.len());
         self.activity.store.put(PAGES, &key, &self.page, Expect::Anything).await?;
         self.new.firsts.push(std::mem::take(&mut self.page_first));
         self.page.clear();
@@ -747,8 +779,8 @@ impl ShardWatch {
         self.activity.put(PAGES, &directory, &self.new, expect).await?;
         self.look_for_gone().await?;
         let store = &self.activity.store;
-        for number in 0..self.old.firsts.len().saturating_sub(1) {
-            store.delete(PAGES, &self.page_key(self.old.generation, number), Expect::Anything).await?;
+        if self.old.firsts.len() > 1 || self.new.firsts.len() > 1 {
+            self.forget_pages().await?;
         }
         for subject in &self.absorbed {
             store.delete(OWN, &self.activity.key(subject), Expect::Anything).await?;

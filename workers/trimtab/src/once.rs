@@ -98,10 +98,10 @@ impl Once {
         let Some(gate) = self.ended(scan).await? else { return Ok(Ran::Interrupted) };
         if let Some(why) = gate.closed() {
             // Its decisions stay where they are; that it was stopped goes into the record.
-            self.settled(&[Role::Scanner, Role::Audit]).await?;
+            self.settled(&[Role::Audit]).await?;
             return Ok(Ran::Stopped { scan, why: why.to_owned() });
         }
-        self.settled(&[Role::Scanner, Role::Decider, Role::Executor, Role::Audit]).await?;
+        self.settled(&[Role::Decider, Role::Executor, Role::Audit]).await?;
         let tally = self.patiently(|| self.scans.tally(scan)).await?;
         Ok(Ran::Through { scan, gate, tally })
     }
@@ -116,7 +116,10 @@ impl Once {
                 return Ok(Some(gate));
             }
             let dead = self.patiently(|| async { Ok(self.bus.dead(1000).await?) }).await?;
-            let about = |role: &str, event: &str| role == Role::Scanner.name() && event.contains(&scan.to_string());
+            // A shard that was given up is emitted again.
+            let about = |role: &str, event: &str| {
+                role == Role::Scanner.name() && event.contains("scan.request") && event.contains(&scan.to_string())
+            };
             if let Some(letter) = dead.iter().find(|letter| about(&letter.role, &letter.event)) {
                 return Err(Failure::new(Class::Refused, format!("the scan could not be made: {}", letter.why)));
             }

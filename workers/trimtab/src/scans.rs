@@ -1,6 +1,8 @@
 //! What workers share about scans, as small documents: who leads, how far it is, whether its decisions may be carried out, how much
 //! was, and what falls due later.
 
+mod progress;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -11,8 +13,15 @@ use trimtab_events::{Outcome, Proposed, ScanRef, ScanReport, Scope, Status, Verd
 use trimtab_targets::Class;
 use uuid::Uuid;
 
+pub use progress::{Merged, Part, Progress, SHARDS_PAGE};
+
 use crate::config::Caps;
 use crate::worker::Failure;
+
+/// How long a leader says nothing before another scan may lead, and before executors do not wait for its scan's end any more.
+pub(crate) const LEADER_SILENCE_MS: i64 = 10 * 60 * 1000;
+/// A leader that was heard of so lately need not be again.
+const HEARD_MS: i64 = 10 * 1000;
 
 /// Keys begin with what they are about and a `/`: over NATS that is a part of the subject of its own, so that a role can be let write some
 /// and not others (`deploy/nats/pipeline.conf`).
@@ -49,17 +58,6 @@ impl Gate {
     pub fn closed(&self) -> Option<&str> {
         self.stopped.as_deref().filter(|_| self.confirmed_by.is_none())
     }
-}
-
-/// How far a scan is.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Checkpoint {
-    /// The report so far.
-    pub report: Option<ScanReport>,
-    /// Topics of users seen so far.
-    pub user_topics: u64,
-    /// The last shard that is finished. Shards are read in order.
-    pub after: Option<String>,
 }
 
 /// What was set aside for acts of a scan.
@@ -194,20 +192,85 @@ impl Scans {
         Ok(())
     }
 
-    /// How far a scan is.
+    /// Whether a scan leads. If so, it is known from now on that it was so at this moment.
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn checkpoint(&self, scan: Uuid) -> Result<Checkpoint, Failure> {
-        Ok(self.get(&format!("checkpoint/{scan}")).await?.map(|(checkpoint, _)| checkpoint).unwrap_or_default())
+    pub async fn leads(&self, target: &str, scan: Uuid, now_ms: i64) -> Result<bool, Failure> {
+        let key = format!("leader/{target}");
+        let Some((mut leader, revision)) = self.get::<Leader>(&key).await? else { return Ok(false) };
+        if leader.scan.id != scan || leader.ended {
+            return Ok(false);
+        }
+        if now_ms.saturating_sub(leader.at_ms) > HEARD_MS {
+            leader.at_ms = now_ms;
+            match self.store.put(BUCKET, &key, &written(&leader)?, Expect::Revision(revision)).await {
+                // Somebody else has just said it, or leads by now: the next look tells.
+                Ok(_) | Err(BusError::Conflict { .. }) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(true)
     }
 
-    /// Stores how far a scan is.
+    /// How far a scan is, if it has begun and not ended.
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn set_checkpoint(&self, scan: Uuid, checkpoint: &Checkpoint) -> Result<(), Failure> {
-        self.put(&format!("checkpoint/{scan}"), checkpoint).await
+    pub async fn progress(&self, scan: Uuid) -> Result<Option<Progress>, Failure> {
+        Ok(self.get(&progress_key(scan)).await?.map(|(progress, _)| progress))
+    }
+
+    /// Begins a scan, of these shards. False when it was begun before: what is there stays.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn begin(&self, progress: &Progress, shards: &[String]) -> Result<bool, Failure> {
+        let ScanRef { id, fence } = progress.report.scan;
+        for (page, names) in shards.chunks(SHARDS_PAGE).enumerate() {
+            self.put(&shards_key(id, fence, page), &names).await?;
+        }
+        match self.store.put(BUCKET, &progress_key(id), &written(progress)?, Expect::Absent).await {
+            Ok(_) => Ok(true),
+            Err(BusError::Conflict { .. }) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Changes how far a scan is, however many others do the same; `by` says whether it did. None when there is nothing to change: it has not
+    /// begun, or it has ended.
+    ///
+    /// # Errors
+    /// When the store fails; whether it was changed is not known then.
+    pub async fn advance<R>(
+        &self,
+        scan: Uuid,
+        mut by: impl FnMut(&mut Progress) -> (bool, R),
+    ) -> Result<Option<R>, Failure> {
+        let key = progress_key(scan);
+        for _ in 0..1000 {
+            let Some((mut progress, revision)) = self.get::<Progress>(&key).await? else { return Ok(None) };
+            let (changed, result) = by(&mut progress);
+            if !changed {
+                return Ok(Some(result));
+            }
+            match self.store.put(BUCKET, &key, &written(&progress)?, Expect::Revision(revision)).await {
+                Ok(_) => return Ok(Some(result)),
+                Err(BusError::Conflict { .. }) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Err(Failure::new(Class::Transient, format!("document {BUCKET}/{key} kept changing")))
+    }
+
+    /// A page of a scan's list of shards.
+    ///
+    /// # Errors
+    /// When the store fails, or the page is not there: the scan has ended meanwhile.
+    pub async fn shards(&self, progress: &Progress, page: usize) -> Result<Vec<String>, Failure> {
+        let scan = progress.report.scan.id;
+        let found = self.get(&shards_key(scan, progress.list, page)).await?;
+        found.map(|(names, _)| names).ok_or_else(|| Failure::new(Class::Gone, format!("scan {scan} has ended")))
     }
 
     /// Ends a scan: what the next one is compared with, and its gate. The gate is last: with it the scan has ended. Somebody who was paused
@@ -233,12 +296,22 @@ impl Scans {
         Ok(())
     }
 
-    /// Forgets how far a scan was that has ended.
+    /// Forgets how far a scan was that has ended, and its shards.
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn forget_checkpoint(&self, scan: Uuid) -> Result<(), Failure> {
-        Ok(self.store.delete(BUCKET, &format!("checkpoint/{scan}"), Expect::Anything).await?)
+    pub async fn forget(&self, scan: Uuid) -> Result<(), Failure> {
+        self.store.delete(BUCKET, &progress_key(scan), Expect::Anything).await?;
+        loop {
+            // Of whoever began to list them and was overtaken, too.
+            let pages = self.store.list(BUCKET, &format!("shards/{scan}/"), None, 100).await?;
+            if pages.is_empty() {
+                return Ok(());
+            }
+            for page in pages {
+                self.store.delete(BUCKET, &page.key, Expect::Anything).await?;
+            }
+        }
     }
 
     /// Topics that the last complete scan of a scope saw.
@@ -383,6 +456,14 @@ impl Scans {
         let key = format!("revisit/{}", key_of(&revisit.target, &revisit.subject));
         Ok(self.store.delete(BUCKET, &key, Expect::Anything).await?)
     }
+}
+
+fn progress_key(scan: Uuid) -> String {
+    format!("progress/{scan}")
+}
+
+fn shards_key(scan: Uuid, list: u64, page: usize) -> String {
+    format!("shards/{scan}/{list}/{page}")
 }
 
 fn tally_of(scan: Uuid) -> String {

@@ -37,6 +37,8 @@ pub(crate) struct Sightings {
     record: bool,
     scan: Uuid,
     range: Option<i64>,
+    /// Of its document: who reads the same at the same time must not write over what another has written.
+    revision: Option<u64>,
     old: BTreeMap<i64, Known>,
     new: BTreeMap<i64, Known>,
     /// Every document up to this one is of this scan.
@@ -46,7 +48,7 @@ pub(crate) struct Sightings {
 impl Sightings {
     pub(crate) fn new(store: Arc<dyn Store>, target: &str, scan: Uuid, record: bool) -> Sightings {
         let (old, new) = (BTreeMap::new(), BTreeMap::new());
-        Sightings { store, target: target.to_owned(), record, scan, range: None, old, new, after: None }
+        Sightings { store, target: target.to_owned(), record, scan, range: None, revision: None, old, new, after: None }
     }
 
     fn prefix(&self) -> String {
@@ -110,11 +112,12 @@ impl Sightings {
         if let Some(range) = self.range.take() {
             let key = self.key(range);
             let (old, new) = (std::mem::take(&mut self.old), std::mem::take(&mut self.new));
+            let expect = self.revision.take().map_or(Expect::Absent, Expect::Revision);
             if self.record && new.is_empty() && !old.is_empty() {
-                self.store.delete(BUCKET, &key, Expect::Anything).await?;
+                self.store.delete(BUCKET, &key, expect).await?;
             } else if self.record && new != old {
                 let value = serde_json::to_vec(&new).map_err(|e| Failure::new(Class::Bug, e))?;
-                self.store.put(BUCKET, &key, &value, Expect::Anything).await?;
+                self.store.put(BUCKET, &key, &value, expect).await?;
             }
             self.after = Some(key);
         }
@@ -124,6 +127,7 @@ impl Sightings {
         let Some(range) = next else { return Ok(()) };
         let key = self.key(range);
         if let Some(document) = self.store.get(BUCKET, &key).await? {
+            self.revision = Some(document.revision);
             self.old = serde_json::from_slice(&document.value).map_err(|e| {
                 let why = format!("document {BUCKET}/{key} is not what it should be: {e}; remove it to go on");
                 Failure::new(Class::Bug, why)

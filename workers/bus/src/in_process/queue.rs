@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use trimtab_events::Event;
 
-use crate::{BusOptions, Published};
+use crate::{BusOptions, Published, Role};
 
 /// Ids are forgotten before their time when there are more of them than this many queues full.
 const REMEMBERED_QUEUES: usize = 8;
@@ -81,14 +81,14 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(options: &BusOptions) -> Queue {
+    pub(super) fn new(role: Role, options: &BusOptions) -> Queue {
         Queue {
             ack_wait: options.ack_wait,
             duplicate_window: options.duplicate_window,
             max_deliver: options.max_deliver.max(1),
             max_events: options.queue_events.max(1),
             max_bytes: options.queue_bytes,
-            max_outstanding: options.max_outstanding.max(1),
+            max_outstanding: options.outstanding(role),
             entries: HashMap::new(),
             returned: VecDeque::new(),
             ready: VecDeque::new(),

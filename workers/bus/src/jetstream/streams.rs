@@ -125,7 +125,7 @@ pub(super) fn streams(options: &NatsOptions) -> Vec<Config> {
 pub(super) fn consumers(options: &NatsOptions) -> Vec<(&'static str, pull::Config)> {
     let bus = &options.bus;
     let mut all: Vec<_> =
-        Role::ALL.iter().map(|role| (stream_of(*role), durable_of_role(role.name().to_owned(), bus))).collect();
+        Role::ALL.iter().map(|role| (stream_of(*role), durable_of_role(*role, role.name().to_owned(), bus))).collect();
     all.push((ADVISORIES, durable(JANITOR.to_owned(), Duration::from_secs(60), -1, 100)));
     all
 }
@@ -172,10 +172,10 @@ fn durable(name: String, ack_wait: Duration, max_deliver: i64, max_ack_pending: 
     }
 }
 
-fn durable_of_role(name: String, bus: &BusOptions) -> pull::Config {
+fn durable_of_role(role: Role, name: String, bus: &BusOptions) -> pull::Config {
     let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let tries = signed(bus.max_deliver.max(1).saturating_add(SPARE_DELIVERIES));
-    durable(name, bus.ack_wait, tries, signed(bus.max_outstanding.max(1)))
+    durable(name, bus.ack_wait, tries, signed(bus.outstanding(role)))
 }
 
 /// Makes sure that a lane's consumer is there. Whoever takes from a lane makes it: nobody can know all log dirs beforehand.
@@ -187,7 +187,7 @@ pub(super) async fn ensure_lane(link: &Link, bus: &BusOptions, role: Role, lane:
     let wanted = pull::Config {
         filter_subject: subject,
         inactive_threshold: LANE_IDLE,
-        ..durable_of_role(lane_consumer(role, lane), bus)
+        ..durable_of_role(role, lane_consumer(role, lane), bus)
     };
     ensure_consumer(link, stream_of(role), &wanted, true, false).await
 }

@@ -34,6 +34,9 @@ use crate::workers::{Audit, Decider, Executor, ExecutorParts, Scanner, ScannerPa
 /// Pages that a decider works on at once. Most of its time it waits for the bus.
 const PAGES_AT_ONCE: usize = 16;
 
+/// Shards that a scanner reads at once, and requests that it looks at meanwhile. They share its part of the operations.
+const SHARDS_AT_ONCE: usize = 4;
+
 /// The longest from being told to stop until the process has ended. Workers may go on for 25 s with what they began; what is left of it is
 /// for handing back what nobody began. docs/operating.md, `--help` and the manifests in deploy/kubernetes name it.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -169,7 +172,7 @@ impl Process {
             instance: self.instance.clone(),
             metrics: self.metrics.clone(),
         };
-        self.start(Arc::new(Scanner::new(parts)), 1);
+        self.start(Arc::new(Scanner::new(parts)), SHARDS_AT_ONCE);
         Ok(())
     }
 

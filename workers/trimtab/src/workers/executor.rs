@@ -20,7 +20,7 @@ use crate::activity::Activity;
 use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
 use crate::journal::{self, Entry, Journal, JournalError, RecordKind};
-use crate::scans::{Revisit, Scans};
+use crate::scans::{LEADER_SILENCE_MS, Revisit, Scans};
 use crate::sign::{Signer, Trusted};
 use crate::telemetry;
 use crate::wishes::wishes_about;
@@ -750,8 +750,6 @@ fn judge(
     Ended { status, reasons, before: Some(before), after, unloaded, freed_bytes }
 }
 
-/// How long a scan that leads without a sign of life keeps executors from acting.
-const LEADER_SILENCE_MS: i64 = 10 * 60 * 1000;
 /// How long one task's finding that nothing may be taken holds for the others: less than they wait between two questions.
 const WAIT_AGAIN: Duration = Duration::from_millis(400);
 /// When a decision is looked at again whose scan has not ended.

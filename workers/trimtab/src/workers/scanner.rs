@@ -1,7 +1,8 @@
-//! Scans a target and emits what may be worth acting on. One scan of a target at a time, led under a lease; finished shards are
-//! remembered, so a scan goes on where a crash left it.
+//! Scans a target and emits what may be worth acting on. One scan of a target at a time: whoever takes its request lists its shards, any
+//! scanner reads them, each under a lease, and whoever has read the last one ends it. What is read is remembered, so a scan goes on whoever
+//! dies.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -10,28 +11,40 @@ use opentelemetry::KeyValue;
 use opentelemetry::trace::TraceContextExt;
 use tracing::{Span, info, info_span, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
-use trimtab_bus::{Lease, Role, Store};
+use trimtab_bus::{BusError, Lease, Role, Store};
 use trimtab_events::{
     Announced, Body, Candidate, Decision, Event, LedgerCandidate, Notice, OrphanCandidate, Page, ScanRef, ScanReport,
-    ScanRequest, SubscriberCandidate, SubscriberClass, SurveyReport, TopicClass, Trace, Verdict, event_id,
+    ScanRequest, ScanShard, SubscriberCandidate, SubscriberClass, SurveyReport, TopicClass, Trace, Verdict, event_id,
+    key_of,
 };
 use trimtab_policy::rules::exclude::UNKNOWN;
 use trimtab_policy::{Context, Policy, abridge, decide, decide_orphan, decide_subscribers, needs};
 use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
+use uuid::Uuid;
 
 use super::source;
 use crate::activity::{Activity, Cleared, ShardWatch, Watch};
 use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
 use crate::metrics::Metrics;
-use crate::scans::{Checkpoint, Gate, Leader, Scans, over_caps, skewed};
+use crate::scans::{Gate, LEADER_SILENCE_MS, Leader, Merged, Part, Progress, SHARDS_PAGE, Scans, over_caps, skewed};
 use crate::sightings::Sightings;
 use crate::telemetry;
 use crate::wishes::wishes_about;
 use crate::worker::{Failure, Out, Worker};
 
-/// How long a scan's lease lasts without renewal.
+/// How long a lease lasts without renewal.
 const LEASE: Duration = Duration::from_secs(30);
+/// When an event is looked at again that is new.
+const LOOK_SOON: Duration = Duration::from_millis(500);
+/// When one is that waits for long.
+const LOOK_LATE: Duration = Duration::from_secs(30);
+/// When a request is looked at again that waits for the end of another scan.
+const NEXT_SCAN: Duration = Duration::from_secs(2);
+/// How old an event gets before it is stored anew: it was delivered six hundred times at most by then.
+const RENEWED_MS: i64 = 20 * 60 * 1000;
+/// How long it is waited for room in the queue of scanners.
+const ROOM: Duration = Duration::from_secs(10);
 /// Candidates in one page. 64 is the most; 32 keeps a page of topics with many ledgers well below an event's size.
 const PAGE: usize = 32;
 /// Bytes of candidates in one page.
@@ -66,21 +79,47 @@ pub struct Scanner {
     parts: ScannerParts,
     scans: Scans,
     source: String,
+    /// What is remembered of subscribers, for the scan that goes on.
+    watch: tokio::sync::Mutex<Option<(ScanRef, Arc<Watch>)>>,
+    /// The scan that goes on, and how many of the inventory's operations count for what it has read.
+    counted: Mutex<(Uuid, u64)>,
 }
 
-/// A scan while it goes on.
+/// What is to be done about a shard.
+enum Begun {
+    /// It is read.
+    Scan(Box<Scan>),
+    /// It was read before; whether all are.
+    Done { finished: bool },
+}
+
+/// A shard while it is read.
 struct Scan {
     lease: Lease,
+    /// What it came to, as the report of a scan of it alone.
     report: ScanReport,
+    /// Its place in the list.
+    index: u32,
+    /// Acts that other shards have proposed or emitted, when it was last looked at.
+    others: u64,
+    /// Acts of which candidates were emitted.
+    emitted: u64,
+    /// Nothing more is emitted.
+    full: bool,
     user_topics: u64,
-    after: Option<String>,
-    operations_before: u64,
     page: u32,
-    watch: Watch,
+    watch: Arc<Watch>,
     /// The latest time that a node was written, as the target's clock says.
     newest_ms: i64,
     /// How far the target's clock is behind ours at least.
     behind_ms: i64,
+}
+
+impl Scan {
+    /// Whether all shards together have proposed no more than may be carried out.
+    fn has_room(&self, caps: &Caps) -> bool {
+        !self.full && self.others.saturating_add(self.report.proposed.acts) <= caps.max_acts
+    }
 }
 
 /// Candidates on their way, by kind.
@@ -95,90 +134,319 @@ impl Scanner {
     /// A scanner.
     pub fn new(parts: ScannerParts) -> Scanner {
         let source = source("scanner", &parts.instance);
-        Scanner { scans: Scans::new(parts.store.clone()), source, parts }
+        let counted = Mutex::new((Uuid::nil(), 0));
+        Scanner { scans: Scans::new(parts.store.clone()), source, watch: tokio::sync::Mutex::default(), counted, parts }
     }
 
     fn now_ms(&self) -> i64 {
         self.parts.clock.now_ms()
     }
 
-    async fn scan(&self, request: &ScanRequest, out: &Out) -> Result<(), Failure> {
+    /// Begins a scan, or looks how it goes on. It is waited for by asking again: nobody is held up meanwhile.
+    async fn request(&self, event: &Event, request: &ScanRequest, out: &Out) -> Result<(), Failure> {
         if let Some(gate) = self.scans.gate(request.id).await? {
             return self.ended(gate.scan).await;
         }
-        let name = format!("scan.{}", self.parts.target);
-        let Some(lease) = self.parts.store.acquire(&name, &self.parts.instance, LEASE).await? else {
+        let leader = self.scans.leader(&self.parts.target).await?;
+        let other = |leader: &Leader| leads_another(leader, request.id, self.now_ms());
+        if leader.as_ref().is_some_and(other) {
+            // As soon as that has ended: there may be many, each of which lasts a moment.
             let why = format!("another scan of {} goes on", self.parts.target);
-            return Err(Failure::Later { after: Duration::from_secs(2), why });
-        };
-        let mut scan = self.begin(request, lease).await?;
-        let ended = self.shards(request, &mut scan, out).await;
-        let ended = match ended {
-            Ok(()) => self.end(request, &mut scan, out).await,
-            failed => failed,
-        };
-        if let Err(e) = self.parts.store.release(scan.lease).await {
-            warn!(error = %e, "the lease of the scan could not be given back; it ends by itself");
+            return self.later(event, NEXT_SCAN, why, out).await;
         }
-        if ended.is_err() {
-            self.parts.metrics.scans.add(1, &[KeyValue::new("result", "failed")]);
+        let leads = leader.is_some_and(|leader| leader.scan.id == request.id && !leader.ended);
+        let progress = self.scans.progress(request.id).await?;
+        match progress.filter(|_| leads) {
+            None => self.lead(request, out).await?,
+            Some(progress) if progress.finished() => self.end(request.id, out).await?,
+            Some(_) => self.look(request.id, out).await?,
         }
-        ended
+        if let Some(gate) = self.scans.gate(request.id).await? {
+            return self.ended(gate.scan).await;
+        }
+        self.later(event, self.look_after(event), format!("scan {} goes on", request.id), out).await
     }
 
-    async fn begin(&self, request: &ScanRequest, lease: Lease) -> Result<Scan, Failure> {
+    /// When to look again at what an event is about: the later the longer it has been there.
+    fn look_after(&self, event: &Event) -> Duration {
+        let age_ms = self.now_ms().saturating_sub(event.time.as_millisecond());
+        Duration::from_millis(u64::try_from(age_ms / 8).unwrap_or(0)).clamp(LOOK_SOON, LOOK_LATE)
+    }
+
+    /// Has an event come again. One that has been there for long is stored anew: a bus gives up what it delivered too often, and what is too
+    /// old, and this has done nothing wrong.
+    async fn later(&self, event: &Event, after: Duration, why: String, out: &Out) -> Result<(), Failure> {
         let now = self.now_ms();
-        let scan = ScanRef { id: request.id, fence: lease.fence };
-        let Checkpoint { report, user_topics, after } = self.scans.checkpoint(request.id).await?;
-        let fresh = || ScanReport::begun(scan, &self.parts.target, &request.scope, now);
-        let mut report = report.unwrap_or_else(fresh);
-        if let Some(after) = &after {
-            info!(scan = %scan.id, after, "the scan goes on where it was left");
+        let age_ms = now.saturating_sub(event.time.as_millisecond());
+        if age_ms > RENEWED_MS {
+            let id = event_id("again", &[&event.id, &age_ms.to_string()]).to_string();
+            out.emit(&Event { id, time: timestamp(now), ..event.clone() }).await?;
+            return Ok(());
         }
-        report.scan = scan;
-        self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: now }).await?;
-        let watch = Activity::new(self.parts.store.clone(), &self.parts.cluster).begin().await?;
-        let operations_before = self.parts.inventory.operations();
-        Ok(Scan { lease, report, user_topics, after, operations_before, page: 0, watch, newest_ms: 0, behind_ms: 0 })
+        Err(Failure::Later { after, why })
     }
 
-    async fn shards(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
-        let shards = self.parts.inventory.shards(&request.scope).await?;
-        for shard in shards {
-            if scan.after.as_deref().is_some_and(|after| !comes_after(&shard, after)) {
-                continue;
-            }
-            self.shard_with_tries(&shard, request, scan, out).await?;
-            scan.report.shards += 1;
-            let operations = self.parts.inventory.operations();
-            scan.report.operations += operations - scan.operations_before;
-            self.parts.metrics.operations.add(operations - scan.operations_before, &[]);
-            scan.operations_before = operations;
-            self.renew(scan).await?;
-            scan.after = Some(shard);
-            let checkpoint = Checkpoint {
-                report: Some(scan.report.clone()),
-                user_topics: scan.user_topics,
-                after: scan.after.clone(),
-            };
-            self.scans.set_checkpoint(request.id, &checkpoint).await?;
+    /// Leads a scan from now on: lists its shards, if nobody has, and has them read.
+    async fn lead(&self, request: &ScanRequest, out: &Out) -> Result<(), Failure> {
+        let name = self.lease_name();
+        let Some(mut lease) = self.parts.store.acquire(&name, &self.parts.instance, LEASE).await? else {
+            return Ok(());
+        };
+        let led = self.lead_under(&mut lease, request).await;
+        // Before anything is emitted: whoever reads the last shard ends the scan under this lease.
+        self.release(lease).await;
+        let Some(progress) = led? else { return Ok(()) };
+        if progress.finished() {
+            return self.end(request.id, out).await;
         }
-        Ok(())
+        self.emit_missing(&progress, out).await
+    }
+
+    /// Leads a scan under a lease. None when another one goes on, or somebody else has begun this one at the same time.
+    async fn lead_under(&self, lease: &mut Lease, request: &ScanRequest) -> Result<Option<Progress>, Failure> {
+        let now = self.now_ms();
+        let leader = self.scans.leader(&self.parts.target).await?;
+        if leader.is_some_and(|leader| leads_another(&leader, request.id, now)) {
+            return Ok(None);
+        }
+        let scan = ScanRef { id: request.id, fence: lease.fence };
+        self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: now }).await?;
+        let resumed = self.scans.advance(request.id, |progress| {
+            let newer = progress.report.scan.fence < scan.fence;
+            if newer {
+                progress.led(scan, now);
+            }
+            (newer, newer.then(|| progress.clone()))
+        });
+        if let Some(progress) = resumed.await? {
+            info!(scan = %scan.id, fence = scan.fence, "the scan goes on where it was left");
+            return Ok(progress);
+        }
+        self.begin_counting(scan.id);
+        let shards = self.while_leading(lease, scan, self.parts.inventory.shards(&request.scope)).await??;
+        let count = u32::try_from(shards.len()).map_err(|e| Failure::new(Class::Bug, e))?;
+        let progress = Progress::begun(ScanReport::begun(scan, &self.parts.target, &request.scope, now), count);
+        let begun = self.while_leading(lease, scan, self.scans.begin(&progress, &shards)).await??;
+        Ok(begun.then_some(progress))
+    }
+
+    /// Does something that may take longer than the lease lasts without renewal.
+    async fn while_leading<T>(
+        &self,
+        lease: &mut Lease,
+        scan: ScanRef,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Failure> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                () = tokio::time::sleep(LEASE / 3) => {
+                    self.renew_lease(lease).await?;
+                    let leader = Leader { scan, ended: false, at_ms: self.now_ms() };
+                    self.scans.lead(&self.parts.target, &leader).await?;
+                }
+            }
+        }
+    }
+
+    /// Looks how a scan goes on: what is lost is emitted again.
+    async fn look(&self, scan: Uuid, out: &Out) -> Result<(), Failure> {
+        let now = self.now_ms();
+        self.scans.leads(&self.parts.target, scan, now).await?;
+        let lost = self.scans.advance(scan, |progress| {
+            let lost = progress.lost(now);
+            (lost, lost.then(|| progress.clone()))
+        });
+        let Some(Some(progress)) = lost.await? else { return Ok(()) };
+        self.emit_missing(&progress, out).await
+    }
+
+    /// Emits the shards that are missing. Where the queue has no room, perhaps for requests that wait for the end of this scan, one is read
+    /// right here.
+    async fn emit_missing(&self, progress: &Progress, out: &Out) -> Result<(), Failure> {
+        let missing = progress.missing();
+        let mut shards = Vec::with_capacity(missing.len());
+        let mut page = (usize::MAX, Vec::new());
+        for index in missing {
+            let number = index as usize / SHARDS_PAGE;
+            if page.0 != number {
+                page = (number, self.scans.shards(progress, number).await?);
+            }
+            shards.extend(self.shard_event(progress, index, &page.1)?);
+        }
+        match tokio::time::timeout(ROOM, out.emit_all(&shards)).await {
+            Ok(emitted) => emitted.map(drop),
+            Err(_) => {
+                let Some(first) = shards.first() else { return Ok(()) };
+                let Body::ScanShard(asked) = first.body()? else { return Ok(()) };
+                warn!(shard = asked.shard, "the queue of scanners has no room for shards; reading one meanwhile");
+                match self.read(first, &asked, out).await {
+                    Err(Failure::Later { .. }) => Ok(()),
+                    read => read,
+                }
+            }
+        }
+    }
+
+    fn shard_event(&self, progress: &Progress, index: u32, page: &[String]) -> Result<Option<Event>, Failure> {
+        let Some(shard) = page.get(index as usize % SHARDS_PAGE) else { return Ok(None) };
+        let ScanRef { id, fence } = progress.report.scan;
+        let parts = [&id.to_string(), &index.to_string(), &fence.to_string(), &progress.round.to_string()];
+        let id = event_id("shard", &parts.map(String::as_str)).to_string();
+        let target = &self.parts.target;
+        let body = ScanShard { scan: progress.report.scan, target: target.clone(), shard: shard.clone(), index };
+        let trace = telemetry::trace_of(&Span::current());
+        Ok(Some(Event::new(id, &self.source, target, timestamp(self.now_ms()), trace, body)?))
+    }
+
+    /// Reads a shard of a scan and adds it to what the others came to; ends the scan if it was the last one.
+    async fn read(&self, event: &Event, asked: &ScanShard, out: &Out) -> Result<(), Failure> {
+        let parts = &self.parts;
+        // By its name alone: two scans do not read a shard at once either, for they remember what they saw in the same place.
+        let name = format!("shard.{}.{}", parts.target, key_of(&parts.target, &asked.shard));
+        let Some(lease) = parts.store.acquire(&name, &parts.instance, LEASE).await? else {
+            let why = format!("shard {} is being read", asked.shard);
+            return self.later(event, self.look_after(event), why, out).await;
+        };
+        let mut scan = match self.begin(asked, lease.clone()).await {
+            Ok(Begun::Scan(scan)) => *scan,
+            Ok(Begun::Done { finished }) => {
+                self.release(lease).await;
+                // Whoever read the last one may have died before it ended the scan.
+                return if finished { self.end(asked.scan.id, out).await } else { Ok(()) };
+            }
+            Err(e) => {
+                self.release(lease).await;
+                return Err(e);
+            }
+        };
+        let read = self.read_and_merge(asked, &mut scan, out).await;
+        self.release(scan.lease).await;
+        let (merged, progress) = read?;
+        match merged {
+            Merged::Before | Merged::In(None) => {}
+            Merged::Outdated => return Ok(()),
+            Merged::In(Some(page)) => {
+                let names = self.scans.shards(&progress, page).await?;
+                let first = page * SHARDS_PAGE;
+                let indexes = (first..first + names.len()).filter_map(|index| u32::try_from(index).ok());
+                let events = indexes.filter_map(|index| self.shard_event(&progress, index, &names).transpose());
+                let events: Vec<Event> = events.collect::<Result<_, _>>()?;
+                if tokio::time::timeout(ROOM, out.emit_all(&events)).await.is_err() {
+                    warn!("the queue of scanners has no room for more shards; they are emitted later");
+                }
+            }
+        }
+        if progress.finished() { self.end(asked.scan.id, out).await } else { Ok(()) }
+    }
+
+    /// What is needed to read a shard, if it is to be read.
+    async fn begin(&self, asked: &ScanShard, lease: Lease) -> Result<Begun, Failure> {
+        let ScanRef { id, .. } = asked.scan;
+        let gone = |why: &str| Failure::new(Class::Gone, format!("scan {id} {why}"));
+        let progress = self.scans.progress(id).await?.ok_or_else(|| gone("has ended"))?;
+        if progress.is_done(asked.index) {
+            return Ok(Begun::Done { finished: progress.finished() });
+        }
+        if progress.report.scan != asked.scan {
+            return Err(gone("is led by another lease: what is missing was emitted again"));
+        }
+        // Whoever may write to the queue must not have one shard taken for another, or a part of it for all.
+        let page = self.scans.shards(&progress, asked.index as usize / SHARDS_PAGE).await?;
+        if page.get(asked.index as usize % SHARDS_PAGE) != Some(&asked.shard) {
+            let why = format!("scan {id} has no shard {:?} at {}", asked.shard, asked.index);
+            return Err(Failure::new(Class::Invalid, why));
+        }
+        if !self.scans.leads(&self.parts.target, id, self.now_ms()).await? {
+            return Err(gone("does not lead: another one does, or it has ended"));
+        }
+        self.begin_counting(id);
+        let scope = progress.report.scope.clone();
+        Ok(Begun::Scan(Box::new(Scan {
+            lease,
+            report: ScanReport::begun(asked.scan, &self.parts.target, &scope, self.now_ms()),
+            index: asked.index,
+            others: progress.acts_but(asked.index),
+            emitted: 0,
+            full: false,
+            user_topics: 0,
+            page: 0,
+            watch: self.watch(asked.scan).await?,
+            newest_ms: 0,
+            behind_ms: 0,
+        })))
+    }
+
+    /// What is remembered of subscribers, read once for all shards of a scan.
+    async fn watch(&self, scan: ScanRef) -> Result<Arc<Watch>, Failure> {
+        let mut present = self.watch.lock().await;
+        if let Some((of, watch)) = &*present
+            && *of == scan
+        {
+            return Ok(watch.clone());
+        }
+        let watch = Activity::new(self.parts.store.clone(), &self.parts.cluster).begin().await?;
+        let watch = Arc::new(watch);
+        *present = Some((scan, watch.clone()));
+        Ok(watch)
+    }
+
+    async fn read_and_merge(
+        &self,
+        asked: &ScanShard,
+        scan: &mut Scan,
+        out: &Out,
+    ) -> Result<(Merged, Progress), Failure> {
+        match self.shard_with_tries(asked, scan, out).await {
+            Err(Failure::Failed { class, why }) if !matches!(class, Class::Transient | Class::Gone) => {
+                warn!(shard = asked.shard, error = why, "a shard could not be read");
+                scan.report = ScanReport::begun(asked.scan, &self.parts.target, &scan.report.scope, self.now_ms());
+                scan.report.complete = false;
+                scan.report.failed_shards.insert(asked.shard.clone(), why);
+            }
+            read => read?,
+        }
+        self.renew(scan).await?;
+        scan.report.operations = self.count_operations();
+        let Scan { user_topics, newest_ms, behind_ms, .. } = *scan;
+        let part = Part { report: scan.report.clone(), user_topics, newest_ms, behind_ms };
+        let now = self.now_ms();
+        let merged = self.scans.advance(asked.scan.id, |progress| {
+            let merged = progress.merge(asked.index, &part, now);
+            (matches!(merged, Merged::In(_)), (merged, progress.clone()))
+        });
+        let gone = || Failure::new(Class::Gone, format!("scan {} has ended", asked.scan.id));
+        merged.await?.ok_or_else(gone)
+    }
+
+    /// Metadata operations count for a scan from here on, if it is another than before.
+    fn begin_counting(&self, scan: Uuid) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if counted.0 != scan {
+            *counted = (scan, self.parts.inventory.operations());
+        }
+    }
+
+    /// Metadata operations since the last time: of this shard, and of a part of those that are read at the same time.
+    fn count_operations(&self) -> u64 {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let operations = self.parts.inventory.operations();
+        let since = operations.saturating_sub(counted.1);
+        counted.1 = operations;
+        self.parts.metrics.operations.add(since, &[]);
+        since
     }
 
     /// Reads a shard. One that cannot be read is reported, and the scan goes on.
-    async fn shard_with_tries(
-        &self,
-        shard: &str,
-        request: &ScanRequest,
-        scan: &mut Scan,
-        out: &Out,
-    ) -> Result<(), Failure> {
-        let before = (scan.report.clone(), scan.user_topics);
+    async fn shard_with_tries(&self, asked: &ScanShard, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
+        let shard = &asked.shard;
+        let before = scan.report.clone();
         for tries in 1.. {
-            let Err(e) = self.shard(shard, request, scan, out).await? else { return Ok(()) };
+            let Err(e) = self.shard(shard, scan, out).await? else { return Ok(()) };
             // Nothing is decided from a broken pass: its counts go, and the shard is read again from its beginning.
-            (scan.report, scan.user_topics) = before.clone();
+            (scan.report, scan.user_topics, scan.emitted) = (before.clone(), 0, 0);
             if e.class() != Class::Transient || tries == SHARD_TRIES {
                 warn!(shard, error = %e, "a shard could not be read");
                 scan.report.complete = false;
@@ -192,38 +460,51 @@ impl Scanner {
         Ok(())
     }
 
-    /// Renews the lease. When it was lost, the scan ends here: somebody else leads.
-    async fn renew(&self, scan: &mut Scan) -> Result<(), Failure> {
-        self.parts.store.renew(&mut scan.lease, &self.parts.instance).await.map_err(|e| match e {
-            trimtab_bus::BusError::Conflict { .. } => {
-                Failure::new(Class::Transient, "the lease of the scan was lost; whoever took it goes on")
+    fn lease_name(&self) -> String {
+        format!("scan.{}", self.parts.target)
+    }
+
+    async fn renew_lease(&self, lease: &mut Lease) -> Result<(), Failure> {
+        self.parts.store.renew(lease, &self.parts.instance).await.map_err(|e| match e {
+            BusError::Conflict { .. } => {
+                let why = format!("the lease {} was lost; whoever took it goes on", lease.name);
+                Failure::new(Class::Transient, why)
             }
             other => other.into(),
-        })?;
-        let leader = Leader { scan: scan.report.scan, ended: false, at_ms: self.now_ms() };
-        self.scans.lead(&self.parts.target, &leader).await
+        })
+    }
+
+    /// Renews the lease of the shard. When it was lost, or another scan leads, reading ends here.
+    async fn renew(&self, scan: &mut Scan) -> Result<(), Failure> {
+        self.renew_lease(&mut scan.lease).await?;
+        let id = scan.report.scan.id;
+        if !self.scans.leads(&self.parts.target, id, self.now_ms()).await? {
+            return Err(Failure::new(Class::Gone, format!("scan {id} does not lead any more")));
+        }
+        Ok(())
+    }
+
+    async fn release(&self, lease: Lease) {
+        let name = lease.name.clone();
+        if let Err(e) = self.parts.store.release(lease).await {
+            warn!(lease = name, error = %e, "a lease could not be given back; it ends by itself");
+        }
     }
 
     /// Reads a shard once. The inner error is of reading, the outer one of everything else.
-    async fn shard(
-        &self,
-        shard: &str,
-        request: &ScanRequest,
-        scan: &mut Scan,
-        out: &Out,
-    ) -> Result<Result<(), TargetError>, Failure> {
+    async fn shard(&self, shard: &str, scan: &mut Scan, out: &Out) -> Result<Result<(), TargetError>, Failure> {
         let parts = &self.parts;
+        let scope = scan.report.scope.clone();
         let reads = |topic: &LedgerCandidate| reads(topic, &parts.policy, &parts.target, parts.clock.now_ms());
         scan.page = 0;
         let mut pages = Pages::default();
         // Whoever reads a part of a shard does not know what of the rest has changed.
-        let mut watch = scan.watch.shard(shard, request.scope.whole_namespaces()).await?;
+        let mut watch = scan.watch.shard(shard, scope.whole_namespaces()).await?.under(scan.lease.fence);
         // So whoever looks at some ledgers does not know which of the others are named by now.
-        let mut sightings =
-            Sightings::new(parts.store.clone(), &parts.target, scan.report.scan.id, request.scope.is_all());
+        let mut sightings = Sightings::new(parts.store.clone(), &parts.target, scan.report.scan.id, scope.is_all());
         let complete = scan.report.failed_shards.len();
         let mut surveyed = None;
-        let mut items = parts.inventory.scan(shard, &request.scope, &reads);
+        let mut items = parts.inventory.scan(shard, &scope, &reads);
         let mut renewed = tokio::time::Instant::now();
         while let Some(item) = items.next().await {
             let item = match item {
@@ -236,12 +517,12 @@ impl Scanner {
                     scan.report.complete = false;
                     scan.report.failed_shards.insert(shard.to_owned(), problem);
                 }
-                Item::Candidate(Candidate::Ledger(topic)) => self.topic(*topic, request, scan, &mut pages.ledgers),
+                Item::Candidate(Candidate::Ledger(topic)) => self.topic(*topic, scan, &mut pages.ledgers),
                 Item::Candidate(Candidate::Subscriber(log)) => {
-                    self.subscribers(*log, request, scan, &mut watch, &mut pages.subscribers).await?;
+                    self.subscribers(*log, scan, &mut watch, &mut pages.subscribers).await?;
                 }
                 Item::Candidate(Candidate::Orphan(ledger)) => {
-                    self.orphan(*ledger, request, scan, &mut sightings, &mut pages.orphans).await?;
+                    self.orphan(*ledger, scan, &mut sightings, &mut pages.orphans).await?;
                 }
                 Item::Surveyed(survey) => surveyed = Some(*survey),
             }
@@ -297,7 +578,6 @@ impl Scanner {
     async fn subscribers(
         &self,
         mut log: SubscriberCandidate,
-        request: &ScanRequest,
         scan: &mut Scan,
         watch: &mut ShardWatch,
         page: &mut Filling<SubscriberCandidate>,
@@ -316,22 +596,17 @@ impl Scanner {
             }
         }
         let acting = decisions.iter().find(|decision| decision.verdict.acts());
-        if let Some(decision) = acting.filter(|_| scan.report.proposed.acts <= self.parts.caps.max_acts) {
-            let trace = sighting(&log.subject, "subscriber", request, decision);
+        if let Some(decision) = acting.filter(|_| scan.has_room(&self.parts.caps)) {
+            let trace = sighting(&log.subject, "subscriber", scan, decision);
             abridge(&mut log, &decisions);
             let bytes = log.about_bytes();
-            page.push(log, bytes, trace);
+            let acts = decisions.iter().filter(|d| d.verdict.acts() && d.verdict != Verdict::Mark).count() as u64;
+            page.push(log, acts, bytes, trace);
         }
         Ok(())
     }
 
-    fn topic(
-        &self,
-        topic: LedgerCandidate,
-        request: &ScanRequest,
-        scan: &mut Scan,
-        page: &mut Filling<LedgerCandidate>,
-    ) {
+    fn topic(&self, topic: LedgerCandidate, scan: &mut Scan, page: &mut Filling<LedgerCandidate>) {
         let context = Context { scan: scan.report.scan, target: &self.parts.target, now_ms: self.now_ms() };
         let decision = decide(&topic, &self.parts.policy, &context);
         count(&mut scan.report, &topic, &decision);
@@ -344,22 +619,21 @@ impl Scanner {
         }
         // Past the limit nothing of this scan is carried out before a person confirms it: the rest is only counted, so that queues
         // stay bounded. The next scan finds it again.
-        if !decision.verdict.acts() || scan.report.proposed.acts > self.parts.caps.max_acts {
+        if !decision.verdict.acts() || !scan.has_room(&self.parts.caps) {
             return;
         }
         if let Some(wish) = scan.watch.wish(&topic.subject, context.now_ms) {
             info!(subject = topic.subject, by = wish.by, "left alone: somebody asked for it");
             return;
         }
-        let trace = sighting(&topic.subject, "ledger", request, &decision);
+        let trace = sighting(&topic.subject, "ledger", scan, &decision);
         let bytes = topic.about_bytes();
-        page.push(topic, bytes, trace);
+        page.push(topic, 1, bytes, trace);
     }
 
     async fn orphan(
         &self,
         mut ledger: OrphanCandidate,
-        request: &ScanRequest,
         scan: &mut Scan,
         sightings: &mut Sightings,
         page: &mut Filling<OrphanCandidate>,
@@ -378,10 +652,10 @@ impl Scanner {
         };
         count_orphan(&mut scan.report, &ledger, &decision);
         scan.newest_ms = scan.newest_ms.max(ledger.seen.modified_ms);
-        if decision.verdict.acts() && scan.report.proposed.acts <= self.parts.caps.max_acts {
-            let trace = sighting(&ledger.subject, "orphan", request, &decision);
+        if decision.verdict.acts() && scan.has_room(&self.parts.caps) {
+            let trace = sighting(&ledger.subject, "orphan", scan, &decision);
             let bytes = ledger.about_bytes();
-            page.push(ledger, bytes, trace);
+            page.push(ledger, 1, bytes, trace);
         }
         Ok(())
     }
@@ -423,7 +697,10 @@ impl Scanner {
     where
         Body: From<Page<C>>,
     {
-        let Filling { candidates, traces, .. } = page;
+        let Filling { candidates, traces, acts, .. } = page;
+        if !self.admitted(acts, scan).await? {
+            return Ok(());
+        }
         let count = candidates.len() as u64;
         let scan_ref = scan.report.scan;
         // The scan is part of the id: a later scan's page must not be taken for this one. So is what the page holds: a shard that
@@ -434,15 +711,35 @@ impl Scanner {
         let trace = telemetry::trace_of(&Span::current());
         let now = timestamp(self.now_ms());
         let event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, body)?;
-        self.emit_while_leading(&event, scan, out).await?;
+        self.emit_while_reading(&event, scan, out).await?;
         scan.page += 1;
         scan.report.candidates += count;
         self.parts.metrics.candidates.add(count, &[]);
         Ok(())
     }
 
+    /// Sets aside room for acts of a page, in what all shards together may emit.
+    async fn admitted(&self, acts: u64, scan: &mut Scan) -> Result<bool, Failure> {
+        if scan.full || acts == 0 {
+            return Ok(!scan.full);
+        }
+        let (index, all) = (scan.index, scan.emitted + acts);
+        let admitted = self.scans.advance(scan.report.scan.id, |progress| {
+            let admitted = progress.admit(index, all, self.parts.caps.max_acts);
+            (admitted, (admitted, progress.acts_but(index)))
+        });
+        let gone = || Failure::new(Class::Gone, format!("scan {} has ended", scan.report.scan.id));
+        let (admitted, others) = admitted.await?.ok_or_else(gone)?;
+        scan.others = others;
+        match admitted {
+            true => scan.emitted = all,
+            false => scan.full = true,
+        }
+        Ok(admitted)
+    }
+
     /// Emits an event. A full queue lets it wait for longer than the lease lasts, so that is renewed meanwhile.
-    async fn emit_while_leading(&self, event: &Event, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
+    async fn emit_while_reading(&self, event: &Event, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
         let mut emitted = std::pin::pin!(out.emit(event));
         loop {
             tokio::select! {
@@ -453,31 +750,51 @@ impl Scanner {
         }
     }
 
-    async fn end(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
-        let last = self.scans.last_topics(&self.parts.target, &request.scope).await?;
-        scan.report.ended_ms = self.now_ms();
-        scan.report.stopped = skewed(scan.newest_ms, scan.behind_ms, scan.report.ended_ms, &self.parts.caps)
-            .or_else(|| over_caps(&scan.report, scan.user_topics, last, &self.parts.caps));
-        let scan_ref = scan.report.scan;
-        self.renew(scan).await?;
+    /// Ends a scan all of whose shards are in, unless somebody else is at it.
+    async fn end(&self, scan: Uuid, out: &Out) -> Result<(), Failure> {
+        let Some(mut lease) = self.parts.store.acquire(&self.lease_name(), &self.parts.instance, LEASE).await? else {
+            return Ok(());
+        };
+        let ended = self.end_under(&mut lease, scan, out).await;
+        self.release(lease).await;
+        ended
+    }
+
+    async fn end_under(&self, lease: &mut Lease, id: Uuid, out: &Out) -> Result<(), Failure> {
+        // What is in does not change any more: whoever ends it judges the same.
+        let Some(progress) = self.scans.progress(id).await?.filter(Progress::finished) else { return Ok(()) };
+        if !self.scans.leads(&self.parts.target, id, self.now_ms()).await? {
+            return Ok(());
+        }
+        let (scan, caps) = (ScanRef { id, fence: lease.fence }, &self.parts.caps);
+        self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: self.now_ms() }).await?;
+        let Progress { mut report, user_topics, newest_ms, behind_ms, more_failed, .. } = progress;
+        let last = self.scans.last_topics(&self.parts.target, &report.scope).await?;
+        report.scan = scan;
+        report.ended_ms = self.now_ms();
+        if more_failed > 0 {
+            report.failed_shards.insert("…".to_owned(), format!("{more_failed} more could not be read"));
+        }
+        report.stopped =
+            skewed(newest_ms, behind_ms, report.ended_ms, caps).or_else(|| over_caps(&report, user_topics, last, caps));
         let gate = Gate {
-            scan: scan_ref,
-            proposed: scan.report.proposed,
-            stopped: scan.report.stopped.clone(),
+            scan,
+            proposed: report.proposed,
+            stopped: report.stopped.clone(),
             confirmed_by: None,
-            incomplete: !scan.report.complete || scan.report.unknown > 0,
+            incomplete: !report.complete || report.unknown > 0,
         };
         // The gate is what a scan ends with: a try that comes to its end again would not come by here any more.
         let trace = telemetry::trace_of(&Span::current());
-        let id = event_id("report", &[&scan_ref.id.to_string()]);
+        let event_id = event_id("report", &[&id.to_string()]).to_string();
         let now = timestamp(self.now_ms());
-        let event = Event::new(id.to_string(), &self.source, &self.parts.target, now, trace, scan.report.clone())?;
-        out.emit(&event).await?;
-        self.scans.finish(&gate, &scan.report).await?;
-        self.ended(scan_ref).await?;
-        let result = match (&scan.report.stopped, scan.report.complete) {
+        let event = Event::new(event_id, &self.source, &self.parts.target, now, trace, report.clone())?;
+        let _ = self.while_leading(lease, scan, out.emit(&event)).await??;
+        self.scans.finish(&gate, &report).await?;
+        self.ended(scan).await?;
+        let result = match (&report.stopped, report.complete) {
             (Some(why), _) => {
-                warn!(scan = %scan_ref.id, why, "nothing of this scan is carried out until a person confirms it");
+                warn!(scan = %id, why, "nothing of this scan is carried out until a person confirms it");
                 "stopped"
             }
             (None, true) => "complete",
@@ -490,25 +807,25 @@ impl Scanner {
     /// What follows the end of a scan, also where it was left out before: executors wait while a scan leads that has not ended.
     async fn ended(&self, scan: ScanRef) -> Result<(), Failure> {
         let leader = self.scans.leader(&self.parts.target).await?;
-        if leader.is_some_and(|leader| leader.scan == scan && !leader.ended) {
-            self.scans.lead(&self.parts.target, &Leader { scan, ended: true, at_ms: self.now_ms() }).await?;
+        if let Some(leader) = leader.filter(|leader| leader.scan.id == scan.id && !leader.ended) {
+            let ended = Leader { ended: true, at_ms: self.now_ms(), ..leader };
+            self.scans.lead(&self.parts.target, &ended).await?;
         }
-        if let Err(e) = self.scans.forget_checkpoint(scan.id).await {
-            warn!(error = %e, "how far the scan was stays in the store; nobody looks at it any more");
+        if let Err(e) = self.scans.forget(scan.id).await {
+            warn!(error = %e, "how far the scan was stays in the store until its request comes again");
         }
         Ok(())
     }
 }
 
-/// Whether a shard stands behind another in the order of scanning: by tenant, then by namespace.
-fn comes_after(shard: &str, other: &str) -> bool {
-    let parts = |shard: &str| shard.split('/').map(str::to_owned).collect::<Vec<_>>();
-    parts(shard) > parts(other)
+/// Whether another scan goes on. One of which nothing was heard for long does not.
+fn leads_another(leader: &Leader, scan: Uuid, now_ms: i64) -> bool {
+    leader.scan.id != scan && !leader.ended && now_ms.saturating_sub(leader.at_ms) <= LEADER_SILENCE_MS
 }
 
 /// What `needs` is given for a scan: it does not look at it.
 fn scan_ref_unused() -> ScanRef {
-    ScanRef { id: uuid::Uuid::nil(), fence: 0 }
+    ScanRef { id: Uuid::nil(), fence: 0 }
 }
 
 /// Adds a topic to a report.
@@ -575,7 +892,7 @@ fn propose(report: &mut ScanReport, decision: &Decision) {
 }
 
 /// The first span of a candidate's own trace, linked to that of the scan.
-fn sighting(subject: &str, kind: &str, request: &ScanRequest, decision: &Decision) -> Trace {
+fn sighting(subject: &str, kind: &str, reading: &Scan, decision: &Decision) -> Trace {
     let span = info_span!(
         parent: None,
         "sight",
@@ -586,7 +903,7 @@ fn sighting(subject: &str, kind: &str, request: &ScanRequest, decision: &Decisio
         messaging.operation.name = "create",
         messaging.destination.template = format!("candidate.{kind}"),
         trimtab.subject = subject,
-        trimtab.scan = %request.id,
+        trimtab.scan = %reading.report.scan.id,
         trimtab.verdict = decision.verdict.name(),
         trimtab.bytes = decision.bytes,
     );
@@ -628,17 +945,20 @@ impl Subject for OrphanCandidate {
 struct Filling<C> {
     candidates: Vec<C>,
     traces: Vec<String>,
+    /// What they propose.
+    acts: u64,
     bytes: usize,
 }
 
 impl<C> Default for Filling<C> {
     fn default() -> Self {
-        Filling { candidates: Vec::new(), traces: Vec::new(), bytes: 0 }
+        Filling { candidates: Vec::new(), traces: Vec::new(), acts: 0, bytes: 0 }
     }
 }
 
 impl<C> Filling<C> {
-    fn push(&mut self, candidate: C, bytes: usize, trace: Trace) {
+    fn push(&mut self, candidate: C, acts: u64, bytes: usize, trace: Trace) {
+        self.acts += acts;
         self.bytes += bytes;
         self.candidates.push(candidate);
         self.traces.push(trace.parent.unwrap_or_default());
@@ -668,14 +988,21 @@ impl Worker for Scanner {
 
     fn handle<'a>(&'a self, event: &'a Event, body: Body, out: &'a Out) -> BoxFuture<'a, Result<(), Failure>> {
         async move {
-            let Body::ScanRequest(request) = body else {
-                return Err(Failure::new(Class::Invalid, "a scanner takes scan requests only"));
-            };
             if event.target != self.parts.target {
-                let why = format!("this scanner reads {:?}, the request is for {:?}", self.parts.target, event.target);
+                let why = format!("this scanner reads {:?}, the event is for {:?}", self.parts.target, event.target);
                 return Err(Failure::new(Class::Invalid, why));
             }
-            self.scan(&request, out).await
+            match body {
+                Body::ScanRequest(request) => {
+                    let handled = self.request(event, &request, out).await;
+                    if matches!(handled, Err(Failure::Failed { .. })) {
+                        self.parts.metrics.scans.add(1, &[KeyValue::new("result", "failed")]);
+                    }
+                    handled
+                }
+                Body::ScanShard(shard) => self.read(event, &shard, out).await,
+                _ => Err(Failure::new(Class::Invalid, "a scanner takes scan requests and shards only")),
+            }
         }
         .boxed()
     }
