@@ -11,7 +11,7 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 
 /// Scanners.
 const SCANNERS: usize = 2;
-/// Shards; something more may turn up in the last one while it is scanned.
+/// Shards; something more may turn up in the last one while it is scanned. In the others there is nothing: each is read in one step.
 const SHARDS: usize = 2;
 /// How often the target's lease may be taken, to lead or to end.
 const FENCES: usize = 3;
@@ -52,18 +52,15 @@ enum At {
     /// Has the shard's lease, and was told by that leader.
     Reads {
         fence: u8,
-        shard: usize,
     },
     /// Has read it, emitted what it found, and not yet renewed its lease.
     Read {
         fence: u8,
-        shard: usize,
         found: u8,
     },
     /// Has renewed it, and not yet added what it found.
     Renewed {
         fence: u8,
-        shard: usize,
         found: u8,
     },
     /// Has the target's lease, and all shards are in.
@@ -82,7 +79,8 @@ struct State {
     scanners: [At; SCANNERS],
     lease: Option<usize>,
     fence: u8,
-    shard_leases: [Option<usize>; SHARDS],
+    /// Of the last shard.
+    shard_lease: Option<usize>,
     /// The progress: by whom it is led, which shards are in, how often one was added, and what they came to.
     led: u8,
     done: [bool; SHARDS],
@@ -113,7 +111,7 @@ enum Action {
     Step(usize),
     Crash(usize),
     LeaseEnds,
-    ShardLeaseEnds(usize),
+    ShardLeaseEnds,
     Grow,
     Act(usize),
 }
@@ -137,22 +135,18 @@ impl Scans {
                 self.give_back(state, who);
                 At::Idle
             }
-            At::Reads { fence, shard } => {
-                let found = if shard + 1 == SHARDS { state.things } else { 0 };
-                state.waiting[usize::from(fence) - 1] += found;
-                At::Read { fence, shard, found }
+            At::Reads { fence } => {
+                // Read again and again, it finds the same: a decision that waits already is not stored once more.
+                let waiting = &mut state.waiting[usize::from(fence) - 1];
+                *waiting = state.things.max(*waiting);
+                At::Read { fence, found: state.things }
             }
-            At::Read { shard, .. } if self.0.lease && state.shard_leases[shard] != Some(who) => At::Idle,
-            At::Read { fence, shard, found } => At::Renewed { fence, shard, found },
-            At::Renewed { fence, shard, found } => {
-                let before = self.0.once && state.done[shard];
-                if !before && (!self.0.led || state.led == fence) && state.gate.is_none() {
-                    state.done[shard] = true;
-                    state.added += 1;
-                    state.found += found;
-                }
-                if state.shard_leases[shard] == Some(who) {
-                    state.shard_leases[shard] = None;
+            At::Read { .. } if self.0.lease && state.shard_lease != Some(who) => At::Idle,
+            At::Read { fence, found } => At::Renewed { fence, found },
+            At::Renewed { fence, found } => {
+                self.add(state, SHARDS - 1, fence, found);
+                if state.shard_lease == Some(who) {
+                    state.shard_lease = None;
                 }
                 At::Idle
             }
@@ -167,6 +161,16 @@ impl Scans {
                 At::Idle
             }
         };
+    }
+
+    /// `merge`, by compare-and-set.
+    fn add(&self, state: &mut State, shard: usize, fence: u8, found: u8) {
+        let before = self.0.once && state.done[shard];
+        if !before && (!self.0.led || state.led == fence) && state.gate.is_none() {
+            state.done[shard] = true;
+            state.added += 1;
+            state.found += found;
+        }
     }
 
     fn give_back(&self, state: &mut State, who: usize) {
@@ -191,7 +195,7 @@ impl Model for Scans {
             scanners: [At::Idle; SCANNERS],
             lease: None,
             fence: 0,
-            shard_leases: [None; SHARDS],
+            shard_lease: None,
             led: 0,
             done: [false; SHARDS],
             added: 0,
@@ -220,10 +224,8 @@ impl Model for Scans {
                     }
                     // The event of a shard, for the first time or once more.
                     let wanted = |shard: &usize| {
-                        state.led > 0
-                            && (!self.0.once || !state.done[*shard])
-                            && state.added < 4
-                            && (state.shard_leases[*shard].is_none() || !self.0.lease)
+                        let free = state.shard_lease.is_none() || !self.0.lease || *shard + 1 < SHARDS;
+                        state.led > 0 && (!self.0.once || !state.done[*shard]) && state.added < 4 && free
                     };
                     actions.extend((0..SHARDS).filter(wanted).map(|shard| Action::Take(who, shard)));
                     if free && state.led > 0 && (all || !self.0.all) {
@@ -242,8 +244,9 @@ impl Model for Scans {
             if state.lease.is_some() {
                 actions.push(Action::LeaseEnds);
             }
-            let held = |shard: &usize| state.shard_leases[*shard].is_some();
-            actions.extend((0..SHARDS).filter(held).map(Action::ShardLeaseEnds));
+            if state.shard_lease.is_some() {
+                actions.push(Action::ShardLeaseEnds);
+            }
         }
         if state.grows > 0 {
             actions.push(Action::Grow);
@@ -261,9 +264,13 @@ impl Model for Scans {
                 let leads = matches!(action, Action::Lead(_));
                 state.scanners[who] = if leads { At::Leads { fence } } else { At::Ends { fence } };
             }
-            Action::Take(who, shard) => {
-                state.shard_leases[shard] = Some(who);
-                state.scanners[who] = At::Reads { fence: state.led, shard };
+            Action::Take(_, shard) if shard + 1 < SHARDS => {
+                let led = state.led;
+                self.add(&mut state, shard, led, 0);
+            }
+            Action::Take(who, _) => {
+                state.shard_lease = Some(who);
+                state.scanners[who] = At::Reads { fence: state.led };
             }
             // Whoever ends a scan has limits and a clock of its own: it may find a reason to stop it where another finds none.
             Action::Judge(who, open) => {
@@ -278,7 +285,7 @@ impl Model for Scans {
                 state.scanners[who] = At::Idle;
             }
             Action::LeaseEnds => state.lease = None,
-            Action::ShardLeaseEnds(shard) => state.shard_leases[shard] = None,
+            Action::ShardLeaseEnds => state.shard_lease = None,
             Action::Grow => {
                 state.grows -= 1;
                 state.things += 1;

@@ -13,6 +13,7 @@ pub struct Mutant {
 const EXECUTOR: &str = "trimtab/src/workers/executor.rs";
 const SCANNER: &str = "trimtab/src/workers/scanner.rs";
 const SCANS: &str = "trimtab/src/scans.rs";
+const PROGRESS: &str = "trimtab/src/scans/progress.rs";
 const ACTIVITY: &str = "trimtab/src/activity.rs";
 
 /// All of them.
@@ -78,6 +79,18 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         does: "takes a shard that failed for one that was read",
         changes: &[(SCANNER, "                Err(e) => return Ok(Err(e)),\n", "                Err(_) => break,\n")],
+    },
+    Mutant {
+        does: "adds a shard that is in already",
+        changes: &[(PROGRESS, "        if self.done.get(index) {\n", "        if self.done.get(index) && false {\n")],
+    },
+    Mutant {
+        does: "ends a scan before all shards are in",
+        changes: &[(
+            PROGRESS,
+            "        self.report.shards >= u64::from(self.shards)\n",
+            "        self.report.shards + 1 >= u64::from(self.shards)\n",
+        )],
     },
     Mutant {
         does: "acts before the intent is recorded",
