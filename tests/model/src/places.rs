@@ -33,7 +33,7 @@ const PLACES: [(&str, &[&str]); 23] = [
     (
         "trimtab/src/workers/executor.rs",
         &[
-            "async fn act(&self",
+            "async fn act(",
             "parts.act.act(decision, seen, &record, permit)",
             "parts.inventory.observe(&decision.subject).await",
             "judge(decision, before, acted, after)",
