@@ -96,7 +96,7 @@ const PLACES: [(&str, &[&str]); 23] = [
         "trimtab/src/scans.rs",
         &["pub async fn begin(", "Expect::Absent", "pub async fn advance", "Expect::Revision(revision)"],
     ),
-    ("trimtab/src/scans.rs", &["pub async fn lead(", "fence > leader.scan.fence", "expect).await?"]),
+    ("trimtab/src/scans.rs", &["pub async fn lead(", "fence > leader.scan.fence", "expect).await"]),
     ("trimtab/src/scans.rs", &["pub async fn finish(", "known.scan.fence > gate.scan.fence", "expect).await"]),
     ("trimtab/src/scans.rs", &["pub async fn reserve(", "self.change(", "acts > caps.max_acts"]),
     (

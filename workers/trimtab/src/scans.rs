@@ -179,17 +179,26 @@ impl Scans {
     /// When the store fails, or somebody with a higher fencing number led after it.
     pub async fn lead(&self, target: &str, leader: &Leader) -> Result<(), Failure> {
         let key = format!("leader/{target}");
-        let (expect, fence) = match self.get::<Leader>(&key).await? {
-            Some((known, revision)) => (Expect::Revision(revision), known.scan.fence),
-            None => (Expect::Absent, 0),
-        };
-        if fence > leader.scan.fence {
-            let why =
-                format!("the lease of scan {} was lost: a later one has the fencing number {fence}", leader.scan.id);
-            return Err(Failure::new(Class::Gone, why));
+        for _ in 0..100 {
+            let (expect, fence) = match self.get::<Leader>(&key).await? {
+                Some((known, revision)) => (Expect::Revision(revision), known.scan.fence),
+                None => (Expect::Absent, 0),
+            };
+            if fence > leader.scan.fence {
+                let why = format!(
+                    "the lease of scan {} was lost: a later one has the fencing number {fence}",
+                    leader.scan.id
+                );
+                return Err(Failure::new(Class::Gone, why));
+            }
+            match self.store.put(BUCKET, &key, &written(leader)?, expect).await {
+                Ok(_) => return Ok(()),
+                // Readers say that they are alive meanwhile.
+                Err(BusError::Conflict { .. }) => {}
+                Err(e) => return Err(e.into()),
+            }
         }
-        self.store.put(BUCKET, &key, &written(leader)?, expect).await?;
-        Ok(())
+        Err(Failure::new(Class::Transient, format!("document {BUCKET}/{key} kept changing")))
     }
 
     /// Whether a scan leads. If so, it is known from now on that it was so at this moment.

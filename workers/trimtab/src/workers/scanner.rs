@@ -156,10 +156,15 @@ impl Scanner {
         }
         let leads = leader.is_some_and(|leader| leader.scan.id == request.id && !leader.ended);
         let progress = self.scans.progress(request.id).await?;
-        match progress.filter(|_| leads) {
-            None => self.lead(request, out).await?,
-            Some(progress) if progress.finished() => self.end(request.id, out).await?,
-            Some(_) => self.look(request.id, out).await?,
+        let looked = match progress.filter(|_| leads) {
+            None => self.lead(request, out).await,
+            Some(progress) if progress.finished() => self.end(request.id, out).await,
+            Some(_) => self.look(request.id, out).await,
+        };
+        match looked {
+            // Somebody else leads by now, or has ended it.
+            Ok(()) | Err(Failure::Failed { class: Class::Gone, .. }) => {}
+            failed => return failed,
         }
         if let Some(gate) = self.scans.gate(request.id).await? {
             return self.ended(gate.scan).await;
@@ -334,8 +339,10 @@ impl Scanner {
                 let indexes = (first..first + names.len()).filter_map(|index| u32::try_from(index).ok());
                 let events = indexes.filter_map(|index| self.shard_event(&progress, index, &names).transpose());
                 let events: Vec<Event> = events.collect::<Result<_, _>>()?;
-                if tokio::time::timeout(ROOM, out.emit_all(&events)).await.is_err() {
-                    warn!("the queue of scanners has no room for more shards; they are emitted later");
+                match tokio::time::timeout(ROOM, out.emit_all(&events)).await {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(e)) => warn!(error = %e, "more shards could not be emitted; they are later"),
+                    Err(_) => warn!("the queue of scanners has no room for more shards; they are emitted later"),
                 }
             }
         }
@@ -761,6 +768,10 @@ impl Scanner {
     }
 
     async fn end_under(&self, lease: &mut Lease, id: Uuid, out: &Out) -> Result<(), Failure> {
+        // A person may have confirmed it since.
+        if let Some(gate) = self.scans.gate(id).await? {
+            return self.ended(gate.scan).await;
+        }
         // What is in does not change any more: whoever ends it judges the same.
         let Some(progress) = self.scans.progress(id).await?.filter(Progress::finished) else { return Ok(()) };
         if !self.scans.leads(&self.parts.target, id, self.now_ms()).await? {
