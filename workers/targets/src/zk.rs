@@ -202,7 +202,8 @@ impl Zk {
         &self.connection.servers
     }
 
-    async fn open(&self) -> Result<zk::Client> {
+    /// A session of its own.
+    pub(crate) async fn open(&self) -> Result<zk::Client> {
         let what = || format!("connecting to ZooKeeper at {}", self.connection.servers);
         let mut connector = zk::Client::connector()
             .with_connection_timeout(self.options.connect_timeout / 2)

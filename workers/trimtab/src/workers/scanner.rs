@@ -23,8 +23,9 @@ use super::source;
 use crate::activity::{Activity, Cleared, ShardWatch, Watch};
 use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
+use crate::due::{DueIndex, Noting, horizon_ms};
 use crate::metrics::Metrics;
-use crate::scans::{Checkpoint, Gate, Leader, Scans, over_caps, skewed};
+use crate::scans::{Checkpoint, Gate, Leader, Scans, Whole, over_caps, shrunk, skewed};
 use crate::sightings::Sightings;
 use crate::telemetry;
 use crate::wishes::wishes_about;
@@ -51,6 +52,8 @@ pub struct ScannerParts {
     pub policy: Policy,
     /// Limits on what a scan may have carried out.
     pub caps: Caps,
+    /// Somebody follows changes: what falls due is noted for longer than this, the time between two full scans.
+    pub follow: Option<Duration>,
     /// Leases.
     pub store: Arc<dyn Store>,
     /// The clock.
@@ -65,6 +68,7 @@ pub struct ScannerParts {
 pub struct Scanner {
     parts: ScannerParts,
     scans: Scans,
+    due: DueIndex,
     source: String,
 }
 
@@ -81,6 +85,8 @@ struct Scan {
     newest_ms: i64,
     /// How far the target's clock is behind ours at least.
     behind_ms: i64,
+    /// What falls due in the present shard.
+    due: Option<Noting>,
 }
 
 /// Candidates on their way, by kind.
@@ -95,7 +101,8 @@ impl Scanner {
     /// A scanner.
     pub fn new(parts: ScannerParts) -> Scanner {
         let source = source("scanner", &parts.instance);
-        Scanner { scans: Scans::new(parts.store.clone()), source, parts }
+        let due = DueIndex::new(parts.store.clone(), &parts.target);
+        Scanner { scans: Scans::new(parts.store.clone()), due, source, parts }
     }
 
     fn now_ms(&self) -> i64 {
@@ -139,7 +146,8 @@ impl Scanner {
         self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: now }).await?;
         let watch = Activity::new(self.parts.store.clone(), &self.parts.cluster).begin().await?;
         let operations_before = self.parts.inventory.operations();
-        Ok(Scan { lease, report, user_topics, after, operations_before, page: 0, watch, newest_ms: 0, behind_ms: 0 })
+        let (page, newest_ms, behind_ms) = (0, 0, 0);
+        Ok(Scan { lease, report, user_topics, after, operations_before, page, watch, newest_ms, behind_ms, due: None })
     }
 
     async fn shards(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
@@ -183,6 +191,9 @@ impl Scanner {
                 warn!(shard, error = %e, "a shard could not be read");
                 scan.report.complete = false;
                 scan.report.failed_shards.insert(shard.to_owned(), e.to_string());
+                if self.parts.follow.is_some() {
+                    self.due.failed(shard, &request.scope, self.now_ms()).await?;
+                }
                 return Ok(());
             }
             warn!(shard, error = %e, "reading a shard failed; reading it again");
@@ -213,7 +224,16 @@ impl Scanner {
         out: &Out,
     ) -> Result<Result<(), TargetError>, Failure> {
         let parts = &self.parts;
-        let reads = |topic: &LedgerCandidate| reads(topic, &parts.policy, &parts.target, parts.clock.now_ms());
+        // Whether a subscriber is stale is seen over complete scans.
+        let follows = request.trigger.follows();
+        let reads = |topic: &LedgerCandidate| {
+            let reads = reads(topic, &parts.policy, &parts.target, parts.clock.now_ms());
+            Reads { subscribers: reads.subscribers && !follows, ..reads }
+        };
+        scan.due = match parts.follow {
+            Some(every) => self.due.begin(shard, request, horizon_ms(self.now_ms(), every)).await?,
+            None => None,
+        };
         scan.page = 0;
         let mut pages = Pages::default();
         // Whoever reads a part of a shard does not know what of the rest has changed.
@@ -265,6 +285,9 @@ impl Scanner {
         scan.behind_ms = scan.behind_ms.max(watch.behind_ms());
         for cleared in watch.finish(complete).await? {
             self.announce_cleared(&cleared, scan, out).await?;
+        }
+        if let Some(due) = scan.due.take() {
+            due.finish().await?;
         }
         Ok(Ok(()))
     }
@@ -334,7 +357,12 @@ impl Scanner {
     ) {
         let context = Context { scan: scan.report.scan, target: &self.parts.target, now_ms: self.now_ms() };
         let decision = decide(&topic, &self.parts.policy, &context);
+        let again = scan.due.as_mut().is_some_and(|due| due.see(&topic, &decision, &self.parts.policy, &context));
+        let before = scan.report.proposed;
         count(&mut scan.report, &topic, &decision);
+        if again {
+            scan.report.proposed = before;
+        }
         scan.newest_ms = scan.newest_ms.max(topic.seen.modified_ms);
         scan.user_topics += u64::from(topic.class == TopicClass::User);
         self.parts.metrics.topics.add(1, &[]);
@@ -344,7 +372,7 @@ impl Scanner {
         }
         // Past the limit nothing of this scan is carried out before a person confirms it: the rest is only counted, so that queues
         // stay bounded. The next scan finds it again.
-        if !decision.verdict.acts() || scan.report.proposed.acts > self.parts.caps.max_acts {
+        if !decision.verdict.acts() || again || scan.report.proposed.acts > self.parts.caps.max_acts {
             return;
         }
         if let Some(wish) = scan.watch.wish(&topic.subject, context.now_ms) {
@@ -456,8 +484,8 @@ impl Scanner {
     async fn end(&self, request: &ScanRequest, scan: &mut Scan, out: &Out) -> Result<(), Failure> {
         let last = self.scans.last_topics(&self.parts.target, &request.scope).await?;
         scan.report.ended_ms = self.now_ms();
-        scan.report.stopped = skewed(scan.newest_ms, scan.behind_ms, scan.report.ended_ms, &self.parts.caps)
-            .or_else(|| over_caps(&scan.report, scan.user_topics, last, &self.parts.caps));
+        scan.report.stopped = skewed(scan.newest_ms, scan.behind_ms, scan.report.ended_ms, &self.parts.caps);
+        self.judge(request, scan, last).await?;
         let scan_ref = scan.report.scan;
         self.renew(scan).await?;
         let gate = Gate {
@@ -484,6 +512,29 @@ impl Scanner {
             (None, false) => "incomplete",
         };
         self.parts.metrics.scans.add(1, &[KeyValue::new("result", result)]);
+        Ok(())
+    }
+
+    /// Holds what was seen against the limits, unless it is stopped already.
+    async fn judge(&self, request: &ScanRequest, scan: &mut Scan, last_topics: Option<u64>) -> Result<(), Failure> {
+        let (report, caps) = (&scan.report, &self.parts.caps);
+        if report.stopped.is_some() {
+            return Ok(());
+        }
+        if request.trigger.follows() {
+            scan.report.stopped = match shrunk(report, last_topics, caps) {
+                Some(why) => Some(why),
+                None => self.scans.follow(report, caps).await?,
+            };
+            return Ok(());
+        }
+        // What could not be read makes shares of the whole look larger than they are, never smaller.
+        if self.parts.follow.is_some() && request.scope.is_all() && shrunk(report, last_topics, caps).is_none() {
+            let (scan, user_topics, bytes) = (report.scan.id, scan.user_topics, report.bytes);
+            let whole = Whole { scan, user_topics, bytes, ..Whole::default() };
+            self.scans.set_whole(&self.parts.target, &whole).await?;
+        }
+        scan.report.stopped = over_caps(report, scan.user_topics, last_topics, caps);
         Ok(())
     }
 
