@@ -689,6 +689,8 @@ impl Inventory for PulsarInventory {
     fn shards<'a>(&'a self, scope: &'a Scope) -> BoxFuture<'a, Result<Vec<String>>> {
         async move {
             let filter = ScopeFilter::new(scope)?;
+            // Whoever asked may have heard of a change from a server that is ahead of ours.
+            self.zk.sync_all().await?;
             if let Some(topics) = filter.only_topics() {
                 let mut shards: Vec<String> = topics.iter().map(|topic| topic.namespace.clone()).collect();
                 shards.dedup();
