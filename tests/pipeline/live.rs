@@ -318,9 +318,29 @@ fn follows(mess: &Mess, client: &mut JavaClient) {
     let rules = "[follow]\nenabled = true\ninterval = \"500ms\"\n[[rules]]\nmatch = [\"attic/bulk/t000\"]\n\
                  [[rules]]\nmatch = [\"**\"]\naction = \"keep\"\n";
     std::fs::write(&config, rules).unwrap();
+    // Its ledgers were closed now, but for the first.
+    let topic = "persistent://attic/bulk/t000";
+    let node = format!("/managed-ledgers/{}", Mess::managed_ledger(topic));
+    let list = managed_ledger_info(&client.get(&node).unwrap()).unwrap().ledgers;
+    let write = |client: &mut JavaClient, first_ms: i64| {
+        let mut changed = Proto::default();
+        for (index, info) in list.iter().enumerate() {
+            let closed_ms = if index == 0 { first_ms } else { now_ms() };
+            let ledger = Proto::default().int(1, info.id);
+            let ledger = match (info.entries, info.bytes) {
+                (Some(entries), Some(bytes)) if info.closed_ms > 0 => {
+                    ledger.int(2, entries).int(3, bytes).int(4, closed_ms)
+                }
+                _ => ledger.int(4, 0),
+            };
+            changed = changed.bytes(1, &ledger.0);
+        }
+        client.put(&node, &changed.0).unwrap();
+    };
+    write(client, now_ms());
     let from = format!("zk://{}", mess.rig.zk());
-    let mut process =
-        start("following", state, &["run", "--apply", "--from", &from, "--config", &config], &[]).unwrap();
+    let args = ["run", "--apply", "--from", &from, "--config", &config];
+    let mut process = start("following", state, &args, &[]).unwrap();
     let scans = || {
         let record = std::fs::read_to_string(state.join("audit/executor.jsonl")).unwrap_or_default();
         let lines = record.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -328,26 +348,11 @@ fn follows(mess: &Mess, client: &mut JavaClient) {
     };
     process.wait_until(Duration::from_secs(60), || !scans().is_empty()).unwrap();
     assert_eq!(scans()[0]["proposed"]["acts"], 0, "{:?}", scans());
-    // Its first ledger gets past the seven days of its namespace in five seconds, the others in seven days.
-    let topic = "persistent://attic/bulk/t000";
-    let node = format!("/managed-ledgers/{}", Mess::managed_ledger(topic));
-    let list = managed_ledger_info(&client.get(&node).unwrap()).unwrap().ledgers;
-    let now = now_ms();
-    let mut changed = Proto::default();
-    for (index, info) in list.iter().enumerate() {
-        let closed_ms = if index == 0 { now + 5_000 - 7 * 86_400_000 } else { now };
-        let ledger = Proto::default().int(1, info.id);
-        let ledger = match (info.entries, info.bytes) {
-            (Some(entries), Some(bytes)) if info.closed_ms > 0 => {
-                ledger.int(2, entries).int(3, bytes).int(4, closed_ms)
-            }
-            _ => ledger.int(4, 0),
-        };
-        changed = changed.bytes(1, &ledger.0);
-    }
-    client.put(&node, &changed.0).unwrap();
+    // Its first ledger gets past the seven days of its namespace in five seconds.
+    let due_ms = now_ms() + 5_000;
+    write(client, due_ms - 7 * 86_400_000);
     process.wait_until(Duration::from_secs(90), || !ids(client, topic).contains(&list[0].id)).unwrap();
-    assert!(now_ms() > now + 5_000);
+    assert!(now_ms() > due_ms);
     assert!(ids(client, topic).contains(&list[1].id));
     let all = scans().iter().filter(|report| report["scope"] == json!({})).count();
     assert_eq!(all, 1, "{:#?}", scans());

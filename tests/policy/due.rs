@@ -13,11 +13,19 @@ use super::{config, context, policy, rule, takes, unprotected};
 const MONTH: i64 = 31 * DAY;
 
 /// What is worth a look: what would be read, and what would be done.
-fn answer(topic: &LedgerCandidate, policy: &Policy, now_ms: i64) -> (Needs, Option<Verdict>, Vec<i64>, Vec<Expire>) {
+#[derive(Debug, PartialEq)]
+struct Answer {
+    needs: Needs,
+    acts: Option<Verdict>,
+    takes: Vec<i64>,
+    expire: Vec<Expire>,
+}
+
+fn answer(topic: &LedgerCandidate, policy: &Policy, now_ms: i64) -> Answer {
     let decision = decide(topic, policy, &context(now_ms));
     let acts = decision.verdict.acts().then_some(decision.verdict);
     let (takes, expire) = (takes(&decision), if acts.is_some() { decision.expire } else { Vec::new() });
-    (needs(topic, policy, &context(now_ms)), acts, takes, expire)
+    Answer { needs: needs(topic, policy, &context(now_ms)), acts, takes, expire }
 }
 
 /// How a scan leaves a topic of which it has not read everything.

@@ -1,7 +1,7 @@
 //! When a topic is worth another look although nothing about it changes: the earliest moment at which time alone lets the rules answer
 //! otherwise.
 
-use trimtab_events::{Expire, LastLedger, LedgerCandidate, Loaded, Partition, Verdict};
+use trimtab_events::{Decision, Expire, LastLedger, LedgerCandidate, Loaded, Partition, Verdict};
 
 use crate::decide::{Context, Policy, decide};
 use crate::needs::{Needs, needs};
@@ -40,16 +40,21 @@ pub fn due(topic: &LedgerCandidate, policy: &Policy, context: &Context<'_>, unti
 #[derive(PartialEq)]
 struct Answer {
     needs: Needs,
-    acts: Option<(Verdict, Vec<i64>, Vec<i64>, Vec<Expire>)>,
+    act: Option<Acting>,
+}
+
+#[derive(PartialEq)]
+struct Acting {
+    verdict: Verdict,
+    ledgers: Vec<i64>,
+    offloaded_copies: Vec<i64>,
+    expire: Vec<Expire>,
 }
 
 fn answer(topic: &LedgerCandidate, policy: &Policy, context: &Context<'_>) -> Answer {
-    let decision = decide(topic, policy, context);
-    let acts = decision.verdict.acts();
-    Answer {
-        needs: needs(topic, policy, context),
-        acts: acts.then_some((decision.verdict, decision.ledgers, decision.offloaded_copies, decision.expire)),
-    }
+    let Decision { verdict, ledgers, offloaded_copies, expire, .. } = decide(topic, policy, context);
+    let act = verdict.acts().then_some(Acting { verdict, ledgers, offloaded_copies, expire });
+    Answer { needs: needs(topic, policy, context), act }
 }
 
 /// Every moment at which a comparison with the present may turn.
