@@ -19,11 +19,11 @@ use crate::worker::Failure;
 /// Topics of a shard that are listed with their moments.
 const LISTED: usize = 4_000;
 /// Bytes of their names: with everything else a document stays well below what one may have.
-const LISTED_BYTES: usize = 256 * 1024;
+const LISTED_BYTES: usize = 224 * 1024;
 /// Proposals of a shard that are remembered between two full scans.
 const PROPOSALS: usize = 1_000;
 /// Bytes of the names of their topics.
-const PROPOSALS_BYTES: usize = 96 * 1024;
+const PROPOSALS_BYTES: usize = 64 * 1024;
 /// How long a shard that could not be read is left alone at first. Doubled each time.
 const FAILED_MS: i64 = 10 * 60_000;
 /// How often it is doubled at most: ten minutes become ten hours.
@@ -59,11 +59,11 @@ impl Known {
     }
 
     fn list(&mut self, at_ms: i64, name: String, bytes: &mut usize) {
-        *bytes += name.len();
+        *bytes += size(&name);
         self.due.insert((at_ms, name));
         while self.due.len() > LISTED || *bytes > LISTED_BYTES {
             let Some((at_ms, name)) = self.due.pop_last() else { return };
-            *bytes -= name.len();
+            *bytes -= size(&name);
             self.more_ms = Some(self.more_ms.map_or(at_ms, |more| more.min(at_ms)));
         }
     }
@@ -175,7 +175,7 @@ impl DueIndex {
         let follows = request.trigger.follows();
         // One scan of a target at a time: nobody else writes this meanwhile.
         let proposed = if follows { self.read(shard).await?.0.proposed } else { BTreeMap::new() };
-        let proposed_bytes = proposed.keys().map(String::len).sum();
+        let proposed_bytes = proposed.keys().map(|name| size(name)).sum();
         let noted = Known { target: self.target.clone(), shard: shard.to_owned(), proposed, ..Known::default() };
         let (index, scan) = (self.clone(), request.id);
         Ok(Some(Noting { index, part, follows, scan, until_ms, noted, listed_bytes: 0, proposed_bytes, full: false }))
@@ -190,7 +190,7 @@ impl DueIndex {
             match &part {
                 Some(Part::Topics(names)) if !names.is_empty() => {
                     known.due.retain(|(_, name)| !names.contains(name));
-                    let mut bytes = known.due.iter().map(|(_, name)| name.len()).sum();
+                    let mut bytes = known.due.iter().map(|(_, name)| size(name)).sum();
                     for name in names {
                         known.list(at_ms, name.clone(), &mut bytes);
                     }
@@ -201,6 +201,12 @@ impl DueIndex {
         })
         .await
     }
+}
+
+/// Bytes of a name in a document.
+fn size(name: &str) -> usize {
+    let escaped = |byte: u8| byte < 0x20 || byte == b'"' || byte == b'\\';
+    name.bytes().map(|byte| if escaped(byte) { 6 } else { 1 }).sum()
 }
 
 fn subject_of(shard: &str, name: &str) -> String {
@@ -269,7 +275,7 @@ impl Noting {
         }
         if !decision.verdict.acts() {
             if self.noted.proposed.remove(name).is_some() {
-                self.proposed_bytes -= name.len();
+                self.proposed_bytes -= size(name);
             }
             return false;
         }
@@ -280,7 +286,7 @@ impl Noting {
             *before = Proposal { digest, scan: if again { before.scan } else { self.scan } };
             return again;
         }
-        if self.noted.proposed.len() >= PROPOSALS || self.proposed_bytes + name.len() > PROPOSALS_BYTES {
+        if self.noted.proposed.len() >= PROPOSALS || self.proposed_bytes + size(name) > PROPOSALS_BYTES {
             if !std::mem::replace(&mut self.full, true) {
                 let shard = &self.noted.shard;
                 warn!(
@@ -290,7 +296,7 @@ impl Noting {
             }
             return true;
         }
-        self.proposed_bytes += name.len();
+        self.proposed_bytes += size(name);
         self.noted.proposed.insert(name.to_owned(), Proposal { digest, scan: self.scan });
         false
     }
@@ -310,7 +316,7 @@ impl Noting {
                 index
                     .change(&noted.shard, |known| {
                         known.due.retain(|(_, name)| !names.contains(name));
-                        let mut bytes = known.due.iter().map(|(_, name)| name.len()).sum();
+                        let mut bytes = known.due.iter().map(|(_, name)| size(name)).sum();
                         for (at_ms, name) in &noted.due {
                             known.list(*at_ms, name.clone(), &mut bytes);
                         }
@@ -470,6 +476,19 @@ mod tests {
         let first_out = NOW + HOUR + 1 - 1;
         assert_eq!(due(&index, first_out - 1).await.len(), LISTED);
         assert!(index.fallen(SHARD, first_out).await.unwrap().whole);
+    }
+
+    #[tokio::test]
+    async fn a_document_is_never_too_large() {
+        let (_folder, index) = index();
+        let names: Vec<String> = (0..5_000).map(|n| format!("{n:05}{}", "\u{1}\"ü".repeat(20))).collect();
+        let seen: Vec<(&str, i64)> = names.iter().map(|name| (name.as_str(), 0)).collect();
+        let old: Vec<(&str, i64)> = names.iter().map(|name| (name.as_str(), 2 * HOUR)).collect();
+        scan(&index, 1, (Scope::default(), Trigger::Timer), &seen, NOW).await;
+        let again = scan(&index, 2, (scope(&["x"]), Trigger::Change), &old, NOW).await;
+        assert!(!again[0] && again[4_999], "what is not remembered is not proposed");
+        let document = index.store.get(BUCKET, &index.key(SHARD)).await.unwrap().unwrap();
+        assert!(document.value.len() < trimtab_bus::MAX_VALUE_BYTES, "{}", document.value.len());
     }
 
     #[tokio::test]
