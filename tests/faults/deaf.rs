@@ -11,7 +11,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 use trimtab::clock::Clock;
 use trimtab::config::Caps;
-use trimtab_events::{Candidate, Scope};
+use trimtab_bus::{Expect, Store};
+use trimtab_events::{Candidate, Scope, key_of};
 use trimtab_simulation::cluster::{Cluster, DAY, End, subject};
 use trimtab_targets::{Change, Changes, Class, Inventory, Item, ReadsOf, TargetError};
 
@@ -172,7 +173,7 @@ async fn a_topic_that_changes_all_the_time_is_proposed_once_between_full_scans()
     assert!(crew.reports().len() > 40, "it was looked at all the time");
     // Its gates are forgotten, since nothing came of them.
     tokio::time::sleep(3 * MINUTE).await;
-    let gates = trimtab_bus::Store::list(&*crew.store, "scans", "gate/", None, 1000).await.unwrap();
+    let gates = crew.store.list("scans", "gate/", None, 1000).await.unwrap();
     assert_eq!(gates.len(), 2);
     tokio::time::sleep(15 * MINUTE).await;
     told.changed("a/x");
@@ -271,5 +272,26 @@ async fn what_could_not_be_read_is_looked_at_again() {
     told.unreadable.store(false, Ordering::Relaxed);
     tokio::time::sleep(12 * MINUTE).await;
     assert_eq!((crew.full_scans(), crew.times(&subject("a/x"))), (1, 1));
+    crew.end().await;
+}
+
+/// Who does not look at subscribers must not forget them.
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_changed_keeps_the_histories_of_its_subscribers() {
+    let told = Arc::new(Told::default());
+    told.add("a/x", NOW - DAY);
+    let crew = crew(&told, lax());
+    crew.follow("one");
+    tokio::time::sleep(3 * MINUTE).await;
+    let history = format!("pulsar/{}/directory", key_of("pulsar", "acme/a"));
+    let noted = br#"{"generation":7,"firsts":["x"],"last":""}"#;
+    crew.store.put("history", &history, noted, Expect::Anything).await.unwrap();
+    told.tell(Change::Shard("acme/a".to_owned()));
+    tokio::time::sleep(3 * MINUTE).await;
+    assert_eq!(crew.reports().last().unwrap().scope.namespace.as_deref(), Some("acme/a"));
+    assert_eq!(crew.store.get("history", &history).await.unwrap().unwrap().value, noted);
+    // A full scan sees that nobody is there.
+    tokio::time::sleep(HOUR).await;
+    assert_ne!(crew.store.get("history", &history).await.unwrap().unwrap().value, noted);
     crew.end().await;
 }

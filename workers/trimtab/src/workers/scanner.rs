@@ -236,8 +236,8 @@ impl Scanner {
         };
         scan.page = 0;
         let mut pages = Pages::default();
-        // Whoever reads a part of a shard does not know what of the rest has changed.
-        let mut watch = scan.watch.shard(shard, request.scope.whole_namespaces()).await?;
+        // Whoever reads a part of a shard, or none of its subscribers, does not know what of the rest has changed.
+        let mut watch = scan.watch.shard(shard, request.scope.whole_namespaces() && !follows).await?;
         // So whoever looks at some ledgers does not know which of the others are named by now.
         let mut sightings =
             Sightings::new(parts.store.clone(), &parts.target, scan.report.scan.id, request.scope.is_all());
