@@ -10,8 +10,12 @@ mod brokers;
 mod calls;
 #[path = "faults/clocks.rs"]
 mod clocks;
+#[path = "faults/deaf.rs"]
+mod deaf;
 #[path = "faults/endings.rs"]
 mod endings;
+#[path = "faults/follow.rs"]
+mod follow;
 #[path = "faults/ground.rs"]
 mod ground;
 #[path = "faults/inside.rs"]

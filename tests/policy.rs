@@ -5,6 +5,8 @@
 mod cases;
 #[path = "policy/checked.rs"]
 mod checked;
+#[path = "policy/due.rs"]
+mod due;
 #[path = "policy/properties.rs"]
 mod properties;
 #[path = "policy/reference.rs"]

@@ -275,6 +275,7 @@ impl<'a> Process<'a> {
             inventory: Arc::new(self.client.clone()),
             policy: policy(),
             caps: self.caps(),
+            follow: None,
             store: self.store.clone(),
             clock: self.clock.clone(),
             instance: "one".to_owned(),

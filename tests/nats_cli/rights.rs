@@ -99,6 +99,7 @@ fn publishes() -> Vec<Operation> {
         ("scans.shards.x.1.0", &["scanner"]),
         ("scans.gate.x", &["scanner", "operator"]),
         ("scans.last.x", &["scanner"]),
+        ("scans.due.x", &["scanner"]),
         ("scans.revisit.x", &["scanner", "executor"]),
         ("scans.budget.x", &["executor"]),
         ("scans.tally.x.0", &["audit"]),

@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use trimtab_targets::pulsar::managed_ledger_info;
+use trimtab_tests::formats::Proto;
 use trimtab_tests::http::request;
 use trimtab_tests::java::JavaClient;
 use trimtab_tests::mess::Mess;
+use trimtab_tests::now_ms;
 use trimtab_tests::ports::Port;
 use trimtab_tests::trimtab::{run, start};
 
@@ -301,5 +304,57 @@ fn what_can_be_asked_for_over_http() {
     }
     assert_eq!(get("/v1/scans").unwrap().status, 405);
     assert_eq!(get("/nothing").unwrap().status, 404);
+    assert!(process.stop().unwrap().success());
+
+    follows(&mess, &mut client);
+}
+
+/// Following the same cluster: a topic that nobody has loaded changes, falls due a few seconds later by time alone, and is trimmed by its
+/// broker, without a second full scan.
+fn follows(mess: &Mess, client: &mut JavaClient) {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path();
+    let config = state.join("trimtab.toml").display().to_string();
+    let rules = "[follow]\nenabled = true\ninterval = \"500ms\"\n[[rules]]\nmatch = [\"attic/bulk/t000\"]\n\
+                 [[rules]]\nmatch = [\"**\"]\naction = \"keep\"\n";
+    std::fs::write(&config, rules).unwrap();
+    // Its ledgers were closed now, but for the first.
+    let topic = "persistent://attic/bulk/t000";
+    let node = format!("/managed-ledgers/{}", Mess::managed_ledger(topic));
+    let list = managed_ledger_info(&client.get(&node).unwrap()).unwrap().ledgers;
+    let write = |client: &mut JavaClient, first_ms: i64| {
+        let mut changed = Proto::default();
+        for (index, info) in list.iter().enumerate() {
+            let closed_ms = if index == 0 { first_ms } else { now_ms() };
+            let ledger = Proto::default().int(1, info.id);
+            let ledger = match (info.entries, info.bytes) {
+                (Some(entries), Some(bytes)) if info.closed_ms > 0 => {
+                    ledger.int(2, entries).int(3, bytes).int(4, closed_ms)
+                }
+                _ => ledger.int(4, 0),
+            };
+            changed = changed.bytes(1, &ledger.0);
+        }
+        client.put(&node, &changed.0).unwrap();
+    };
+    write(client, now_ms());
+    let from = format!("zk://{}", mess.rig.zk());
+    let args = ["run", "--apply", "--from", &from, "--config", &config];
+    let mut process = start("following", state, &args, &[]).unwrap();
+    let scans = || {
+        let record = std::fs::read_to_string(state.join("audit/executor.jsonl")).unwrap_or_default();
+        let lines = record.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.filter(|line| line["kind"] == "scan").map(|line| line["body"].clone()).collect::<Vec<_>>()
+    };
+    process.wait_until(Duration::from_secs(60), || !scans().is_empty()).unwrap();
+    assert_eq!(scans()[0]["proposed"]["acts"], 0, "{:?}", scans());
+    // Its first ledger gets past the seven days of its namespace in five seconds.
+    let due_ms = now_ms() + 5_000;
+    write(client, due_ms - 7 * 86_400_000);
+    process.wait_until(Duration::from_secs(90), || !ids(client, topic).contains(&list[0].id)).unwrap();
+    assert!(now_ms() > due_ms);
+    assert!(ids(client, topic).contains(&list[1].id));
+    let all = scans().iter().filter(|report| report["scope"] == json!({})).count();
+    assert_eq!(all, 1, "{:#?}", scans());
     assert!(process.stop().unwrap().success());
 }

@@ -238,6 +238,7 @@ impl Process {
                 inventory: client.clone(),
                 policy: policy(),
                 caps,
+                follow: None,
                 store: store.clone(),
                 clock: clock.clone(),
                 instance: self.name.to_string(),

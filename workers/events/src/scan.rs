@@ -31,6 +31,10 @@ pub struct Scope {
     /// One topic, `persistent://tenant/namespace/topic`. A partitioned topic's name stands for all its partitions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
+    /// These topics only, each by its exact name: that of a partitioned topic does not stand for its partitions. At most
+    /// [`Scope::MOST_TOPICS`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub topics: Vec<String>,
     /// Globs over `tenant/namespace/topic`: only what one of them matches.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub include: Vec<String>,
@@ -40,6 +44,9 @@ pub struct Scope {
 }
 
 impl Scope {
+    /// How many topics one scope may name.
+    pub const MOST_TOPICS: usize = 500;
+
     /// Whether it covers everything.
     pub fn is_all(&self) -> bool {
         *self == Scope::default()
@@ -47,7 +54,7 @@ impl Scope {
 
     /// Whether it takes namespaces whole or not at all.
     pub fn whole_namespaces(&self) -> bool {
-        self.topic.is_none() && self.include.is_empty() && self.exclude.is_empty()
+        self.topic.is_none() && self.topics.is_empty() && self.include.is_empty() && self.exclude.is_empty()
     }
 }
 
@@ -58,6 +65,11 @@ impl std::fmt::Display for Scope {
             (_, Some(namespace), _) => write!(f, "namespace {namespace}")?,
             (_, _, Some(tenant)) => write!(f, "tenant {tenant}")?,
             _ => f.write_str("everything")?,
+        }
+        match self.topics.as_slice() {
+            [] => {}
+            [one] => write!(f, ", of it the topic {one}")?,
+            [first, ..] => write!(f, ", of it {} topics, the first {first}", self.topics.len())?,
         }
         if !self.include.is_empty() {
             write!(f, ", only {}", self.include.join(", "))?;
@@ -85,6 +97,19 @@ pub enum Trigger {
     Alert,
     /// A second visit that fell due.
     Revisit,
+    /// A change in the target's metadata that was followed.
+    Change,
+    /// Topics that fell due by time alone.
+    Due,
+    /// What followed changes has missed some, or may have.
+    CatchUp,
+}
+
+impl Trigger {
+    /// Whether it asks for what has changed or fallen due since the last scan of everything: such scans share that one's limits.
+    pub fn follows(self) -> bool {
+        matches!(self, Trigger::Change | Trigger::Due)
+    }
 }
 
 /// Scan this now.

@@ -1,7 +1,8 @@
 //! What may be reclaimed, and why: pure rules over what was seen. No IO, no clock, no randomness.
 //!
 //! [`decide`] turns a candidate into a decision with its reasons; [`check`] states the promises without knowing the rules
-//! and is run on every decision before it is carried out; [`needs`] says what else must be read before deciding.
+//! and is run on every decision before it is carried out; [`needs`] says what else must be read before deciding, and [`due`] when
+//! time alone lets them answer otherwise.
 //! The scanner's filter, the decider, the executor, `plan` and the tests all call these same functions.
 //!
 //! The rules follow what Pulsar's own broker does on loading and trimming a topic (`ManagedLedgerImpl` of 4.2), so that a
@@ -10,6 +11,7 @@
 mod check;
 mod config;
 mod decide;
+mod due;
 mod needs;
 mod orphan;
 pub mod rules;
@@ -18,6 +20,7 @@ mod subscribers;
 pub use check::{Violation, check};
 pub use config::{Action, AgeRule, GRACE_S, OrphanRules, PolicyConfig, PolicyError, Protect, Rule, SIGHTINGS, Trust};
 pub use decide::{Context, Policy, decide};
+pub use due::due;
 pub use needs::{Needs, needs};
 pub use orphan::{check_orphan, decide_orphan, reinstate_orphan};
 pub use subscribers::{abridge, check_subscriber, decide_subscribers, holds, narrow, reinstate};

@@ -17,5 +17,7 @@ mod zk_writes;
 
 pub use error::{Class, TargetError, Undecodable};
 pub use pace::{Calls, CallsTo, Pace, PaceError, Slot};
-pub use traits::{Act, Effect, Inventory, Item, Mode, Permit, Reads, ReadsOf, Record, Shard, Skipped, Undo};
+pub use traits::{
+    Act, Change, Changes, Effect, Inventory, Item, Mode, Permit, Reads, ReadsOf, Record, Shard, Skipped, Undo,
+};
 pub use zk::{Connection, Stat, Tls, Zk, ZkOptions};

@@ -52,6 +52,14 @@ pub trait Inventory: Send + Sync {
     /// What the subject of a decision is about again, with everything: for that of a subscriber its whole log. `None` when it does not
     /// exist.
     fn observe<'a>(&'a self, subject: &'a str) -> BoxFuture<'a, Result<Option<Candidate>>>;
+    /// Follows changes from now on.
+    ///
+    /// # Errors
+    /// When the target cannot tell of them, or does not let us listen.
+    fn follow(&self) -> BoxFuture<'_, Result<Box<dyn Changes>>> {
+        let why = "only Pulsar's metadata in ZooKeeper tells what changes; leave out --follow, and scan every so often";
+        Box::pin(futures::future::ready(Err(TargetError::new(Class::Invalid, "following changes", why))))
+    }
     /// Metadata operations made so far.
     fn operations(&self) -> u64;
     /// Whether it can be read at present, as far as the connections tell: asks nothing.
@@ -61,6 +69,35 @@ pub trait Inventory: Send + Sync {
     fn reachable(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(futures::future::ready(Ok(())))
     }
+}
+
+/// Something that changed in a target, as far as it is worth another look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// One topic, by its canonical name, of this shard. It may be gone.
+    Topic {
+        /// The shard.
+        shard: Shard,
+        /// The topic.
+        subject: String,
+    },
+    /// A topic with all its partitions, by the name that stands for all of them.
+    Group {
+        /// The shard.
+        shard: Shard,
+        /// The topic.
+        subject: String,
+    },
+    /// Everything in a shard.
+    Shard(Shard),
+    /// Changes may have been missed from here on, and why. Nothing comes after it.
+    Missed(String),
+}
+
+/// Tells of changes from the moment on at which it was made.
+pub trait Changes: Send {
+    /// The next one; waits for it. May be dropped at any await point without losing one.
+    fn next(&mut self) -> BoxFuture<'_, Change>;
 }
 
 /// Whether anything may be changed.

@@ -202,7 +202,8 @@ impl Zk {
         &self.connection.servers
     }
 
-    async fn open(&self) -> Result<zk::Client> {
+    /// A session of its own.
+    pub(crate) async fn open(&self) -> Result<zk::Client> {
         let what = || format!("connecting to ZooKeeper at {}", self.connection.servers);
         let mut connector = zk::Client::connector()
             .with_connection_timeout(self.options.connect_timeout / 2)
@@ -419,13 +420,20 @@ impl Zk {
 
     /// Brings the server of every session up to the present. Opens those that are not open.
     pub(crate) async fn sync_all(&self) -> Result<()> {
+        let failed = |why: String| TargetError::new(Class::Transient, "bringing ZooKeeper up to the present", why);
         for index in 0..self.sessions.len() {
-            let client = self.session(index).await?;
-            self.pace.one().await;
-            let failed = |why: String| TargetError::new(Class::Transient, "bringing ZooKeeper up to the present", why);
-            match tokio::time::timeout(self.options.request_timeout, client.sync("/")).await {
-                Ok(result) => result.map_err(|e| failed(e.to_string()))?,
-                Err(_) => return Err(failed(format!("no answer within {} s", self.options.request_timeout.as_secs()))),
+            let mut expired = false;
+            loop {
+                let client = self.session(index).await?;
+                self.pace.one().await;
+                match tokio::time::timeout(self.options.request_timeout, client.sync("/")).await {
+                    // One that ended while nobody used it is opened anew.
+                    Ok(Err(zk::Error::SessionExpired)) if !expired => expired = true,
+                    Ok(result) => break result.map_err(|e| failed(e.to_string()))?,
+                    Err(_) => {
+                        return Err(failed(format!("no answer within {} s", self.options.request_timeout.as_secs())));
+                    }
+                }
             }
         }
         Ok(())

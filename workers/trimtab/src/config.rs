@@ -27,6 +27,8 @@ pub struct Config {
     /// Scan again after this time; once when absent.
     #[serde(with = "humantime_serde")]
     pub every: Option<Duration>,
+    /// Following changes between full scans.
+    pub follow: FollowConfig,
     /// Which of the systems below this process works on. Another one has a process of its own.
     pub system: System,
     /// The Pulsar cluster.
@@ -60,6 +62,23 @@ pub struct Config {
     pub telemetry: TelemetryConfig,
     /// Who is told what will be acted on.
     pub notify: NotifyConfig,
+}
+
+/// Following changes between full scans, which `every` sets the time of: a day when it is absent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FollowConfig {
+    /// Look only at what has changed or fallen due. To be set for all scanners of a target, or for none.
+    pub enabled: bool,
+    /// How long changes are collected before they are looked at.
+    #[serde(with = "humantime_serde")]
+    pub interval: Duration,
+}
+
+impl Default for FollowConfig {
+    fn default() -> Self {
+        FollowConfig { enabled: false, interval: Duration::from_secs(60) }
+    }
 }
 
 /// Who is told what will be acted on.
@@ -694,6 +713,14 @@ impl Config {
             let probe = self.jetstream.probe;
             return Err(ConfigError(format!("jetstream.probe is {probe:?}; it must be from 2 s to 8 s")));
         }
+        if self.follow.enabled && self.system != System::Pulsar {
+            let why = "follow.enabled is for Pulsar: only its metadata in ZooKeeper tells what changes. Leave it out, and set every";
+            return Err(ConfigError(why.to_owned()));
+        }
+        if self.follow.interval < Duration::from_millis(100) || self.follow.interval > Duration::from_secs(3600) {
+            let interval = self.follow.interval;
+            return Err(ConfigError(format!("follow.interval is {interval:?}; it must be from 100 ms to 1 h")));
+        }
         if let Some(listen) = self.http.listen.filter(|listen| !listen.ip().is_loopback())
             && self.http.token_file.is_none()
         {
@@ -737,6 +764,11 @@ impl Config {
         let text = serde_json::to_string(&config).map_err(|e| ConfigError(e.to_string()))?;
         let hash = trimtab_events::key_of("policy", &text);
         Policy::new(config, hash).map_err(|e| ConfigError(e.to_string()))
+    }
+
+    /// The time between two full scans where changes are followed.
+    pub fn follow_every(&self) -> Duration {
+        self.every.unwrap_or(Duration::from_secs(24 * 3600))
     }
 
     /// Name of the target in events, records and rules.
@@ -908,6 +940,8 @@ mod tests {
             ("[pulsar]\nname = \"A b\"", "pulsar.name"),
             ("[jetstream]\nname = \"\"", "jetstream.name"),
             ("[jetstream]\nprobe = \"1s\"", "jetstream.probe"),
+            ("[follow]\ninterval = \"0s\"", "follow.interval"),
+            ("system = \"hedwig\"\n[follow]\nenabled = true", "follow.enabled"),
         ] {
             let error = load(text).unwrap_err().to_string();
             assert!(error.contains(named), "{text}: {error}");

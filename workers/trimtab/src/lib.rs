@@ -8,7 +8,8 @@ pub mod activity;
 pub mod cli;
 pub mod clock;
 pub mod config;
-
+mod due;
+pub mod follow;
 pub mod http;
 pub mod journal;
 pub mod metrics;

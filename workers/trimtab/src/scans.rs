@@ -60,6 +60,34 @@ impl Gate {
     }
 }
 
+/// What the last scan of everything saw, and what followed scans have proposed since.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Whole {
+    /// The scan.
+    pub scan: Uuid,
+    /// Topics of users.
+    pub user_topics: u64,
+    /// Bytes of all closed ledgers, one replica.
+    pub bytes: u64,
+    /// What followed scans may do by now, all together: those that no limit stopped.
+    pub followed: Proposed,
+    /// The last of them, and its part.
+    pub last: Option<(Uuid, Proposed)>,
+}
+
+impl Whole {
+    /// What they have proposed besides one scan, which may have come to its end before.
+    fn others(&self, scan: Uuid) -> Proposed {
+        let of = self.last.filter(|(last, _)| *last == scan).map(|(_, part)| part).unwrap_or_default();
+        Proposed {
+            acts: self.followed.acts.saturating_sub(of.acts),
+            ledgers: self.followed.ledgers.saturating_sub(of.ledgers),
+            bytes: self.followed.bytes.saturating_sub(of.bytes),
+        }
+    }
+}
+
 /// What was set aside for acts of a scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Budget {
@@ -298,7 +326,8 @@ impl Scans {
             Some((_, revision)) => Expect::Revision(revision),
             None => Expect::Absent,
         };
-        if report.complete && report.stopped.is_none() {
+        // Which topics were named is not the same twice, so there is nothing to compare.
+        if report.complete && report.stopped.is_none() && report.scope.topics.is_empty() {
             self.put(&last_key(&report.target, &report.scope), &report.topics).await?;
         }
         self.store.put(BUCKET, &key, &written(gate)?, expect).await?;
@@ -329,6 +358,62 @@ impl Scans {
     /// When the store fails.
     pub async fn last_topics(&self, target: &str, scope: &Scope) -> Result<Option<u64>, Failure> {
         Ok(self.get(&last_key(target, scope)).await?.map(|(topics, _)| topics))
+    }
+
+    /// What the last scan of everything saw, and what was proposed since.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn whole(&self, target: &str) -> Result<Option<Whole>, Failure> {
+        Ok(self.get(&whole_key(target)).await?.map(|(whole, _)| whole))
+    }
+
+    /// Notes what a scan of everything saw. What was proposed before it counts no more.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn set_whole(&self, target: &str, whole: &Whole) -> Result<(), Failure> {
+        self.put(&whole_key(target), whole).await
+    }
+
+    /// Why decisions of a followed scan must not be carried out before a person has looked, if so. If not, it counts from now on.
+    ///
+    /// # Errors
+    /// When the store fails; whether it counts is not known then, and it may be asked again.
+    pub async fn follow(&self, report: &ScanReport, caps: &Caps) -> Result<Option<String>, Failure> {
+        if report.proposed == Proposed::default() {
+            return Ok(None);
+        }
+        // What made that one stop may be what makes these propose anything.
+        if let Some(whole) = self.whole(&report.target).await?.filter(|whole| !whole.scan.is_nil()) {
+            match self.gate(whole.scan).await?.as_ref().map(Gate::closed) {
+                Some(None) => {}
+                Some(Some(why)) => {
+                    let scan = whole.scan;
+                    return Ok(Some(format!(
+                        "the last scan of everything, {scan}, is stopped, and so is this one: {why}"
+                    )));
+                }
+                None => return Ok(Some("the last scan of everything has not come to its end".to_owned())),
+            }
+        }
+        self.change(&whole_key(&report.target), |whole: &mut Whole| {
+            let (scan, others) = (report.scan.id, whole.others(report.scan.id));
+            let stopped = over_followed(report, whole, others, caps);
+            let part = if stopped.is_some() { Proposed::default() } else { report.proposed };
+            whole.followed = sum(others, part);
+            whole.last = Some((scan, part));
+            stopped
+        })
+        .await
+    }
+
+    /// Forgets the gate of a scan that proposed nothing.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn forget_gate(&self, scan: Uuid) -> Result<(), Failure> {
+        Ok(self.store.delete(BUCKET, &format!("gate/{scan}"), Expect::Anything).await?)
     }
 
     /// The gate of a scan, once it has ended.
@@ -484,6 +569,18 @@ fn last_key(target: &str, scope: &Scope) -> String {
     format!("last/{}", key_of(target, &scope))
 }
 
+fn whole_key(target: &str) -> String {
+    format!("last/{}", key_of(target, "whole"))
+}
+
+fn sum(a: Proposed, b: Proposed) -> Proposed {
+    Proposed {
+        acts: a.acts.saturating_add(b.acts),
+        ledgers: a.ledgers.saturating_add(b.ledgers),
+        bytes: a.bytes.saturating_add(b.bytes),
+    }
+}
+
 /// Why the clocks forbid to act, if so: something was written later than now.
 pub fn skewed(newest_ms: i64, behind_ms: i64, now_ms: i64, caps: &Caps) -> Option<String> {
     let ahead_ms = newest_ms.saturating_sub(now_ms);
@@ -506,22 +603,65 @@ pub fn skewed(newest_ms: i64, behind_ms: i64, now_ms: i64, caps: &Caps) -> Optio
     })
 }
 
+/// Why what a scan saw cannot be all there is, if so.
+pub fn shrunk(report: &ScanReport, last_topics: Option<u64>, caps: &Caps) -> Option<String> {
+    let last = last_topics.filter(|last| *last > 0)?;
+    let shrunk = 1.0 - share(report.topics, last);
+    (shrunk > caps.max_shrink).then(|| {
+        format!(
+            "the scan saw {} topics, the one before it {last}: {} fewer, more than max_shrink ({}). A partial listing looks \
+             like this; if topics were really deleted, raise --max-shrink once",
+            report.topics,
+            percent(shrunk),
+            percent(caps.max_shrink)
+        )
+    })
+}
+
+fn share(part: u64, of: u64) -> f64 {
+    if of == 0 { 0.0 } else { part as f64 / of as f64 }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// Why decisions of a followed scan must not be carried out before a person has looked, if so: what all of them propose together between
+/// two scans of everything is what one of those may do.
+fn over_followed(report: &ScanReport, whole: &Whole, others: Proposed, caps: &Caps) -> Option<String> {
+    if whole.scan.is_nil() {
+        let why = "no scan of everything is known that it could be compared with; the next one finds the same";
+        return Some(why.to_owned());
+    }
+    let all = sum(others, report.proposed);
+    let together = "together with what followed scans have proposed since the last scan of everything";
+    let until = "the next scan of everything begins anew";
+    if all.acts > caps.max_acts {
+        let most = caps.max_acts;
+        return Some(format!("{together}, {} acts are more than max_acts ({most}); {until}", all.acts));
+    }
+    if all.bytes > caps.max_bytes {
+        let most = caps.max_bytes;
+        return Some(format!("{together}, {} bytes are more than max_bytes ({most}); {until}", all.bytes));
+    }
+    // Of nothing seen, nothing may be acted on.
+    let of = |part: u64, of: u64| if of == 0 && part > 0 { 1.0 } else { share(part, of) };
+    let (topics, bytes) = (of(all.acts, whole.user_topics), of(all.bytes, whole.bytes));
+    (topics.max(bytes) > caps.max_share).then(|| {
+        format!(
+            "{together}, {} of its topics or subscribers of users and {} of its bytes would be acted on, more than max_share ({}); {until}",
+            percent(topics),
+            percent(bytes),
+            percent(caps.max_share)
+        )
+    })
+}
+
 /// Why decisions of a scan must not be carried out before a person has looked, if so.
 pub fn over_caps(report: &ScanReport, user_topics: u64, last_topics: Option<u64>, caps: &Caps) -> Option<String> {
     let proposed = report.proposed;
-    let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
-    let percent = |share: f64| format!("{:.1} %", share * 100.0);
-    if let Some(last) = last_topics {
-        let shrunk = 1.0 - share(report.topics, last);
-        if last > 0 && shrunk > caps.max_shrink {
-            return Some(format!(
-                "the scan saw {} topics, the one before it {last}: {} fewer, more than max_shrink ({}). A partial listing looks \
-                 like this; if topics were really deleted, raise --max-shrink once",
-                report.topics,
-                percent(shrunk),
-                percent(caps.max_shrink)
-            ));
-        }
+    if let Some(why) = shrunk(report, last_topics, caps) {
+        return Some(why);
     }
     if proposed.acts > caps.max_acts {
         return Some(format!(
@@ -583,5 +723,50 @@ mod tests {
             scans.finish(&last, &report).await.unwrap();
             assert_eq!(scans.gate(id).await.unwrap().as_ref(), Some(&last));
         }
+    }
+
+    /// However many small ones: together they may do what one scan of everything may.
+    #[tokio::test]
+    async fn followed_scans_share_the_limits_of_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let scans = Scans::new(Arc::new(SqliteStore::open(folder.path().join("state.db")).unwrap()));
+        let caps = Caps { max_acts: 10, max_bytes: 1_000, max_share: 0.5, ..Caps::default() };
+        let report = |id: u128, acts: u64, bytes: u64| {
+            let scan = ScanRef { id: Uuid::from_u128(id), fence: 1 };
+            let proposed = Proposed { acts, ledgers: acts, bytes };
+            // All that such a scan sees it may propose.
+            ScanReport { proposed, topics: acts, bytes, ..ScanReport::begun(scan, "pulsar", &Scope::default(), 0) }
+        };
+        let follow = async |id, acts, bytes| scans.follow(&report(id, acts, bytes), &caps).await.unwrap();
+        assert_eq!(follow(1, 0, 0).await, None);
+        assert!(follow(2, 1, 1).await.unwrap().contains("no scan of everything"));
+        let end = async |id: u128, stopped: Option<&str>| {
+            let (scan, stopped) = (ScanRef { id: Uuid::from_u128(id), fence: 1 }, stopped.map(str::to_owned));
+            let gate = Gate { scan, proposed: Proposed::default(), stopped, confirmed_by: None, incomplete: false };
+            scans.finish(&gate, &ScanReport::begun(scan, "pulsar", &Scope::default(), 0)).await.unwrap();
+        };
+        let whole = async |user_topics, bytes| {
+            let whole = Whole { scan: Uuid::from_u128(9), user_topics, bytes, ..Whole::default() };
+            scans.set_whole("pulsar", &whole).await.unwrap();
+        };
+        whole(100, 100_000).await;
+        assert!(follow(3, 6, 10).await.unwrap().contains("not come to its end"));
+        end(9, Some("too much")).await;
+        assert!(follow(3, 6, 10).await.unwrap().contains("too much"));
+        scans.confirm(Uuid::from_u128(9), "somebody").await.unwrap();
+        assert_eq!(follow(3, 6, 10).await, None);
+        assert_eq!(follow(4, 4, 10).await, None);
+        // One that comes to its end again counts once; one that was stopped counts for nothing.
+        assert_eq!(follow(4, 4, 10).await, None);
+        assert!(follow(5, 1, 10).await.unwrap().contains("max_acts"));
+        whole(100, 100_000).await;
+        assert_eq!(follow(6, 1, 990).await, None);
+        assert!(follow(7, 1, 11).await.unwrap().contains("max_bytes"));
+        assert_eq!(follow(8, 1, 10).await, None);
+        whole(10, 1_000).await;
+        assert_eq!(follow(10, 5, 10).await, None);
+        assert!(follow(11, 1, 10).await.unwrap().contains("max_share"));
+        whole(0, 0).await;
+        assert!(follow(12, 1, 0).await.unwrap().contains("max_share"));
     }
 }

@@ -24,6 +24,11 @@ impl TopicFilter {
         if scope.tenant.is_some() || scope.namespace.is_some() {
             return Err(invalid("Hedwig has no tenants and namespaces; name a topic or give globs".to_owned()));
         }
+        if !scope.topics.is_empty() {
+            return Err(invalid(
+                "several topics by name are looked at in Pulsar only; name one, or give globs".to_owned(),
+            ));
+        }
         let topic = scope.topic.as_deref().map(|subject| {
             settings.topic_of(subject).map(str::to_owned).ok_or_else(|| {
                 invalid(format!(
@@ -82,6 +87,7 @@ mod tests {
             Scope { topic: Some("t".to_owned()), ..Scope::default() },
             Scope { topic: Some("hedwig://other/t".to_owned()), ..Scope::default() },
             Scope { include: vec!["[".to_owned()], ..Scope::default() },
+            Scope { topics: vec!["hedwig://r/ns/t".to_owned()], ..Scope::default() },
         ] {
             assert!(TopicFilter::new(&odd, &settings).is_err(), "{odd:?}");
         }

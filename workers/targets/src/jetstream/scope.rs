@@ -26,6 +26,11 @@ pub(super) struct ScopeFilter {
 impl ScopeFilter {
     pub(super) fn new(scope: &Scope) -> Result<ScopeFilter> {
         let invalid = |why: String| TargetError::new(Class::Invalid, "reading the scope", why);
+        if !scope.topics.is_empty() {
+            return Err(invalid(
+                "several topics by name are looked at in Pulsar only; name one, or give globs".to_owned(),
+            ));
+        }
         let topic = scope.topic.as_deref().map(|topic| {
             StreamName::of_subject(topic).ok_or_else(|| {
                 invalid(format!("{topic:?} is not a stream's name; expected jetstream://account/stream"))

@@ -13,6 +13,7 @@ use trimtab_events::{
 
 use super::admin::ToldCursor;
 use super::assemble::{self, CHANGE_EVENTS, Namespace, Settings};
+use super::changes::Watches;
 use super::metadata::{CursorInfo, ManagedLedger};
 use super::names::{self, TopicName};
 use super::policies::{self, NamespacePolicies, TopicLevel, TopicPolicies};
@@ -21,7 +22,7 @@ use super::subscribers::{self, Grouper};
 use crate::bookkeeper::{Layout, layout_of};
 use crate::error::{Class, Result, TargetError};
 use crate::zk::{Stat, Zk};
-use crate::{Inventory, Item, Reads, ReadsOf};
+use crate::{Changes, Inventory, Item, Reads, ReadsOf};
 
 /// Requests for the cursors of one topic that are in flight at once.
 const CURSOR_WINDOW: usize = 16;
@@ -193,19 +194,48 @@ impl PulsarInventory {
         })
     }
 
-    async fn facts(&self, name: &str, has_change_events: &[String]) -> Result<(Namespace, bool)> {
+    /// What counts for all topics of a namespace, or for those named only; and whether brokers must be asked for their policies.
+    async fn facts(
+        &self,
+        name: &str,
+        change_events: &[String],
+        only: Option<&[TopicName]>,
+    ) -> Result<(Namespace, bool)> {
         let policies = self.namespace_policies(name).await?;
         let boundaries = match self.zk.get(&format!("/admin/local-policies/{name}")).await? {
             Some((value, _)) => policies::boundaries(&value).map_or_else(Evidence::Unknown, Evidence::Present),
             None => Evidence::Absent,
         };
-        let topic_level = self.topic_level(name, has_change_events).await?;
+        let topic_level = self.topic_level(name, change_events, only).await?;
         let must_ask = self.ask.is_some()
             && matches!(&topic_level, TopicLevel::Unknown(why) if [CHANGE_EVENTS, CHANGE_EVENTS_OPEN].contains(&why.as_str()));
         Ok((Namespace { policies, boundaries, topic_level }, must_ask))
     }
 
-    async fn topic_level(&self, namespace: &str, change_events: &[String]) -> Result<TopicLevel> {
+    /// The topics that a namespace may keep its topics' policies in, without listing its topics. Not all of them need exist.
+    async fn change_events(&self, namespace: &str) -> Result<Vec<String>> {
+        let mut all = vec!["__change_events".to_owned(), "__change_events-partition-0".to_owned()];
+        let path = format!("/admin/partitioned-topics/{namespace}/persistent/__change_events");
+        let Some((value, _)) = self.zk.get(&path).await? else { return Ok(all) };
+        match policies::partitions(&value) {
+            Evidence::Present(count) if count <= 1000 => {
+                all.extend((1..count).map(|index| format!("__change_events-partition-{index}")));
+            }
+            _ => {
+                let topics = self.zk.children(&format!("/managed-ledgers/{namespace}/persistent")).await?;
+                all = topics.unwrap_or_default();
+                all.retain(|topic| is_change_events(topic));
+            }
+        }
+        Ok(all)
+    }
+
+    async fn topic_level(
+        &self,
+        namespace: &str,
+        change_events: &[String],
+        only: Option<&[TopicName]>,
+    ) -> Result<TopicLevel> {
         if let Some(known) = &self.settings.topic_policies {
             return Ok(TopicLevel::Known(known.clone()));
         }
@@ -225,11 +255,11 @@ impl PulsarInventory {
                 Err(why) => return Ok(TopicLevel::Unknown(why)),
             }
         }
-        self.stored_topic_level(namespace).await
+        self.stored_topic_level(namespace, only).await
     }
 
     /// Policies that brokers keep below `/admin/topic-policies`. A topic's local ones go before its global ones.
-    async fn stored_topic_level(&self, namespace: &str) -> Result<TopicLevel> {
+    async fn stored_topic_level(&self, namespace: &str, only: Option<&[TopicName]>) -> Result<TopicLevel> {
         let exists = || async { Ok::<_, TargetError>(self.zk.stat("/admin/topic-policies").await?.is_some()) };
         if !*self.stored_policies.get_or_try_init(exists).await? {
             return Ok(TopicLevel::Known(Arc::default()));
@@ -237,7 +267,11 @@ impl PulsarInventory {
         let mut all: BTreeMap<String, TopicPolicies> = BTreeMap::new();
         for kind in ["global", "local"] {
             let root = format!("/admin/topic-policies/{kind}/{namespace}/persistent");
-            for encoded in self.zk.children(&root).await?.unwrap_or_default() {
+            let nodes = match only {
+                Some(names) => names.iter().map(|name| names::encode(name.base())).collect::<BTreeSet<_>>(),
+                None => self.zk.children(&root).await?.unwrap_or_default().into_iter().collect(),
+            };
+            for encoded in nodes {
                 let Some((value, _)) = self.zk.get(&format!("{root}/{encoded}")).await? else { continue };
                 let Some(local) = names::decode(&encoded) else {
                     return Ok(TopicLevel::Unknown(format!("{root}/{encoded} is not a name of a topic")));
@@ -260,7 +294,7 @@ impl PulsarInventory {
             return self.open_legacy(name).await;
         };
         let change_events: Vec<String> = topics.iter().filter(|t| is_change_events(t)).cloned().collect();
-        let (facts, must_ask) = self.facts(name, &change_events).await?;
+        let (facts, must_ask) = self.facts(name, &change_events, None).await?;
         let partitioned = match self.zk.children(&format!("/admin/partitioned-topics/{name}/persistent")).await {
             Ok(names) => Evidence::Present(names.unwrap_or_default()),
             Err(e) => Evidence::Unknown(e.to_string()),
@@ -276,6 +310,22 @@ impl PulsarInventory {
             locks: Mutex::default(),
             must_ask,
         }))
+    }
+
+    /// A namespace of which only some topics are looked at: it is not listed.
+    async fn open_for(&self, namespace: &str, names: &[TopicName]) -> Result<Open> {
+        let change_events = self.change_events(namespace).await?;
+        let (facts, must_ask) = self.facts(namespace, &change_events, Some(names)).await?;
+        Ok(Open {
+            name: namespace.to_owned(),
+            facts,
+            topics: Vec::new(),
+            legacy: Vec::new(),
+            partitioned: Evidence::not_read(),
+            counts: Mutex::default(),
+            locks: Mutex::default(),
+            must_ask,
+        })
     }
 
     /// Names from before Pulsar 2.0 have the cluster where others have the namespace.
@@ -639,6 +689,14 @@ impl Inventory for PulsarInventory {
     fn shards<'a>(&'a self, scope: &'a Scope) -> BoxFuture<'a, Result<Vec<String>>> {
         async move {
             let filter = ScopeFilter::new(scope)?;
+            // Whoever asked may have heard of a change from a server that is ahead of ours.
+            self.zk.sync_all().await?;
+            if let Some(topics) = filter.only_topics() {
+                let mut shards: Vec<String> = topics.iter().map(|topic| topic.namespace.clone()).collect();
+                shards.dedup();
+                shards.retain(|shard| filter.shard(shard));
+                return Ok(shards);
+            }
             if let Some(one) = filter.only_namespace() {
                 return Ok(vec![one.to_owned()]);
             }
@@ -664,19 +722,27 @@ impl Inventory for PulsarInventory {
         let whole = ScopeFilter::new(scope).is_ok_and(|filter| filter.whole_topics());
         let opened = async move {
             let filter = ScopeFilter::new(scope)?;
-            let Some(mut open) = self.open(shard).await? else { return Ok(stream::empty().boxed()) };
-            let mut paths = std::mem::take(&mut open.legacy);
-            let topics = std::mem::take(&mut open.topics);
-            paths.extend(topics.into_iter().map(|topic| format!("{shard}/persistent/{topic}")));
-            let mut names = Vec::with_capacity(paths.len());
-            let mut odd = Vec::new();
-            for path in paths {
-                match TopicName::of_managed_ledger(&path) {
-                    Some(name) if filter.topic(&name) => names.push(name),
-                    Some(_) => {}
-                    None => odd.push(Ok(Item::Problem(format!("/managed-ledgers/{path} is not a topic's name: kept")))),
+            let (mut names, mut odd) = (Vec::new(), Vec::new());
+            let open = if let Some(topics) = filter.only_topics() {
+                names.extend(topics.iter().filter(|name| name.namespace == shard && filter.topic(name)).cloned());
+                self.open_for(shard, &names).await?
+            } else {
+                let Some(mut open) = self.open(shard).await? else { return Ok(stream::empty().boxed()) };
+                let mut paths = std::mem::take(&mut open.legacy);
+                let topics = std::mem::take(&mut open.topics);
+                paths.extend(topics.into_iter().map(|topic| format!("{shard}/persistent/{topic}")));
+                names.reserve(paths.len());
+                for path in paths {
+                    match TopicName::of_managed_ledger(&path) {
+                        Some(name) if filter.topic(&name) => names.push(name),
+                        Some(_) => {}
+                        None => {
+                            odd.push(Ok(Item::Problem(format!("/managed-ledgers/{path} is not a topic's name: kept"))));
+                        }
+                    }
                 }
-            }
+                open
+            };
             // A topic's partitions one after the other, in the order of their numbers.
             names.sort_by(|a, b| (a.base(), a.partition).cmp(&(b.base(), b.partition)));
             if open.must_ask {
@@ -706,23 +772,7 @@ impl Inventory for PulsarInventory {
                 let why = "it is not a topic's name; expected persistent://tenant/namespace/topic";
                 return Err(TargetError::new(Class::Invalid, format!("reading {subject:?}"), why));
             };
-            let mut change_events = Vec::new();
-            for topic in ["__change_events", "__change_events-partition-0"] {
-                if self.zk.stat(&format!("/managed-ledgers/{}/persistent/{topic}", name.namespace)).await?.is_some() {
-                    change_events.push(topic.to_owned());
-                }
-            }
-            let (facts, must_ask) = self.facts(&name.namespace, &change_events).await?;
-            let open = Open {
-                name: name.namespace.clone(),
-                facts,
-                topics: Vec::new(),
-                legacy: Vec::new(),
-                partitioned: Evidence::not_read(),
-                counts: Mutex::default(),
-                locks: Mutex::default(),
-                must_ask,
-            };
+            let open = self.open_for(&name.namespace, std::slice::from_ref(&name)).await?;
             let reads = |_: &LedgerCandidate| Reads { subscribers: subscriber.is_some(), ..Reads::ALL };
             let topic = if open.must_ask {
                 let asked = self.ask_all(&open, std::slice::from_ref(&name), &reads).await?;
@@ -740,6 +790,10 @@ impl Inventory for PulsarInventory {
             }
         }
         .boxed()
+    }
+
+    fn follow(&self) -> BoxFuture<'_, Result<Box<dyn Changes>>> {
+        async move { Ok(Box::new(Watches::set(&self.zk).await?) as Box<dyn Changes>) }.boxed()
     }
 
     fn operations(&self) -> u64 {

@@ -8,6 +8,7 @@ mod admin;
 mod assemble;
 mod attach;
 mod backlog;
+mod changes;
 mod inventory;
 pub(crate) mod metadata;
 pub(crate) mod names;

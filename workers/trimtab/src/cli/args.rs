@@ -270,6 +270,7 @@ impl ScopeArgs {
             tenant: self.tenant.clone(),
             namespace: self.namespace.clone(),
             topic: self.topic.clone(),
+            topics: Vec::new(),
             include: self.include.clone(),
             exclude: self.exclude.clone(),
         }
@@ -374,6 +375,9 @@ pub struct RunArgs {
     /// Again after this time (1h, 30min); once when absent
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub every: Option<Duration>,
+    /// Between full scans (--every, 24h when absent) look only at what has changed or fallen due; with --apply
+    #[arg(long)]
+    pub follow: bool,
     /// Where the target is.
     #[command(flatten)]
     pub source: SourceArgs,
@@ -413,6 +417,7 @@ fn working(
     bus: &BusArgs,
     apply: bool,
     every: Option<Duration>,
+    follow: bool,
 ) -> anyhow::Result<Config> {
     let mut config = global.config()?;
     source.apply(&mut config)?;
@@ -421,12 +426,13 @@ fn working(
         config.mode = RunMode::Apply;
     }
     config.every = every.or(config.every);
+    config.follow.enabled |= follow;
     Ok(config)
 }
 
 impl RunArgs {
     pub(crate) fn config(&self, global: &Global) -> anyhow::Result<Config> {
-        let mut config = working(global, &self.source, &self.bus, self.apply, self.every)?;
+        let mut config = working(global, &self.source, &self.bus, self.apply, self.every, self.follow)?;
         self.caps.apply(&mut config)?;
         Ok(config)
     }
@@ -441,6 +447,9 @@ pub struct RoleArgs {
     /// Scanners: scan again after this time
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub every: Option<Duration>,
+    /// Scanners: between full scans (--every, 24h when absent) look only at what has changed or fallen due
+    #[arg(long)]
+    pub follow: bool,
     /// End, with exit code 0, once the queue of this role had nothing for so long: for workers that something starts when there is work
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub exit_when_idle: Option<Duration>,
@@ -469,7 +478,7 @@ pub struct RoleArgs {
 
 impl RoleArgs {
     pub(crate) fn config(&self, global: &Global) -> anyhow::Result<Config> {
-        let mut config = working(global, &self.source, &self.bus, self.apply, self.every)?;
+        let mut config = working(global, &self.source, &self.bus, self.apply, self.every, self.follow)?;
         set(&mut config.keys.seed_file, &self.seed_file);
         config.keys.trusted_deciders.extend(self.trust_decider.iter().cloned());
         config.keys.trusted_executors.extend(self.trust_executor.iter().cloned());

@@ -40,6 +40,10 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
         let why = "an executor that only looks would take decisions away from those that act: start it with --apply, or use `plan`";
         anyhow::bail!(Usage(why.to_owned()));
     }
+    if role == Role::Scanner && config.follow.enabled && args.exit_when_idle.is_some() {
+        let why = "whoever follows changes is never idle: leave out --exit-when-idle, or --follow";
+        anyhow::bail!(Usage(why.to_owned()));
+    }
     let instance = args.name.clone().unwrap_or_else(runtime::instance);
     let mut process = Process::open(config, instance).await?;
     process.exit_when_idle = args.exit_when_idle;
@@ -52,7 +56,7 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
     }
     let clock = process.clock.clone();
     let file = format!("{}-{}", role.name(), args.name.as_deref().unwrap_or("main"));
-    let (mut triggers, mut record, mut target) = (None, None, None);
+    let (mut triggers, mut record, mut target, mut follow) = (None, None, None, None);
     match role {
         Role::Scanner => {
             let journal = config.pulsar.ask_brokers.then(|| runtime::journal(config, &file, clock)).transpose()?;
@@ -60,10 +64,11 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
             // Asking brokers is calling them.
             process.share(&live, role.name(), config.pulsar.ask_brokers).await?;
             process.start_scanner(&live)?;
+            follow = process.start_follower(&live);
             target = Some(live);
             triggers = Some(process.triggers());
             let timer = process.triggers();
-            let (every, scans, stop) = (config.every, process.scans.clone(), process.stop.clone());
+            let (every, scans, stop) = (process.timer_every(), process.scans.clone(), process.stop.clone());
             process.tasks.spawn(async move { timer.timer(every, Default::default(), scans, stop).await });
             #[cfg(feature = "nats")]
             if let Some(nats) = &process.wires.nats {
@@ -95,7 +100,7 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
             process.start_audit(journal, true, trusted)?;
         }
     }
-    let told = Told { name: role.name(), queue: role, store: role != Role::Decider, live: target.as_ref() };
+    let told = Told { name: role.name(), queue: role, store: role != Role::Decider, live: target.as_ref(), follow };
     process.tell(context.registry.clone(), told, triggers, record).await?;
     tracing::info!(role = role.name(), instance = process.instance, "running");
     process.stop.cancelled().await;

@@ -17,6 +17,7 @@ use super::{Context, Exit, Usage};
 use crate::activity::Activity;
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, RunMode, System, secret};
+use crate::follow::{FollowState, Follower, FollowerParts};
 use crate::http::{self, Check, Served};
 use crate::journal::{Entry, Journal, RecordKind};
 use crate::metrics::Metrics;
@@ -52,6 +53,8 @@ pub(crate) struct Told<'a> {
     pub(crate) store: bool,
     /// The target, where it needs one.
     pub(crate) live: Option<&'a Live>,
+    /// How following changes goes, where it does.
+    pub(crate) follow: Option<FollowState>,
 }
 
 fn check<F>(name: &'static str, find: impl Fn() -> F + Send + Sync + 'static) -> Check
@@ -167,6 +170,7 @@ impl Process {
             inventory: live.inventory.clone(),
             policy: self.config.policy()?,
             caps: self.config.caps,
+            follow: self.config.follow.enabled.then(|| self.config.follow_every()),
             store: self.wires.store.clone(),
             clock: self.clock.clone(),
             instance: self.instance.clone(),
@@ -174,6 +178,31 @@ impl Process {
         };
         self.start(Arc::new(Scanner::new(parts)), SHARDS_AT_ONCE);
         Ok(())
+    }
+
+    /// Starts to follow changes, if it is configured.
+    pub(crate) fn start_follower(&self, live: &Live) -> Option<FollowState> {
+        if !self.config.follow.enabled {
+            return None;
+        }
+        let follower = Follower::new(FollowerParts {
+            target: self.config.target().to_owned(),
+            inventory: live.inventory.clone(),
+            triggers: self.triggers(),
+            store: self.wires.store.clone(),
+            clock: self.clock.clone(),
+            instance: self.instance.clone(),
+            interval: self.config.follow.interval,
+            every: self.config.follow_every(),
+        });
+        let state = follower.state();
+        self.tasks.spawn(follower.run(self.stop.clone()));
+        Some(state)
+    }
+
+    /// How often the timer asks for a full scan: whoever follows changes does that by itself.
+    pub(crate) fn timer_every(&self) -> Option<Duration> {
+        self.config.every.filter(|_| !self.config.follow.enabled)
     }
 
     pub(crate) fn start_decider(&self, signer: Signer) -> anyhow::Result<()> {
@@ -272,6 +301,9 @@ impl Process {
                 async move { inventory.reachable().await.map_err(|e| e.to_string()) }
             }));
         }
+        if let Some(follow) = told.follow.clone() {
+            checks.push(check("follow", move || futures::future::ready(follow.check())));
+        }
         checks
     }
 
@@ -358,6 +390,16 @@ async fn signalled() {
 pub(crate) async fn run(context: &Context, args: RunArgs) -> anyhow::Result<Exit> {
     let config = args.config(&context.global)?;
     let scope = args.scope.scope();
+    if config.follow.enabled && config.mode != RunMode::Apply {
+        anyhow::bail!(Usage(
+            "--follow asks for scans of what has changed, and is for `run --apply` and scanners; who only looks, looks at everything: \
+             leave it out, or give --apply"
+                .to_owned()
+        ));
+    }
+    if config.follow.enabled && !scope.is_all() {
+        anyhow::bail!(Usage("--follow looks after everything; leave out the scope, or leave out --follow".to_owned()));
+    }
     match config.mode {
         RunMode::DryRun => look(context, &config, &scope).await,
         RunMode::Apply => act(context, config, scope).await,
@@ -426,11 +468,12 @@ async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<
     process.start_decider(decider)?;
     process.start_executor(&live, journal.clone(), deciders, executor).await?;
     process.start_audit(journal.clone(), false, executors)?;
-    let told = Told { name: "run", queue: Role::Audit, store: true, live: Some(&live) };
+    let follow = process.start_follower(&live);
+    let told = Told { name: "run", queue: Role::Audit, store: true, live: Some(&live), follow };
     process.tell(context.registry.clone(), told, Some(process.triggers()), Some(journal)).await?;
     let exit = match process.config.every {
-        None => once(context, &process, scope).await,
-        Some(every) => {
+        None if !process.config.follow.enabled => once(context, &process, scope).await,
+        _ => {
             #[cfg(feature = "nats")]
             if let Some(nats) = &process.wires.nats {
                 process.tasks.spawn(crate::triggers::answer_requests(
@@ -439,7 +482,8 @@ async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<
                     process.stop.clone(),
                 ));
             }
-            process.triggers().timer(Some(every), scope, process.scans.clone(), process.stop.clone()).await;
+            let (every, scans, stop) = (process.timer_every(), process.scans.clone(), process.stop.clone());
+            process.triggers().timer(every, scope, scans, stop).await;
             Ok(Exit::Done)
         }
     };

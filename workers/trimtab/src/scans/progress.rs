@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
 use serde::{Deserialize, Serialize};
-use trimtab_events::{ScanRef, ScanReport};
+use trimtab_events::{ScanRef, ScanReport, ScanRequest};
 
 /// Shards in a page of the list, and in what is emitted at once.
 pub const SHARDS_PAGE: usize = 64;
@@ -24,6 +24,8 @@ const WHY: usize = 300;
 /// How far a scan is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
+    /// What was asked for.
+    pub request: ScanRequest,
     /// What its finished shards came to. Names the scan as it is led.
     pub report: ScanReport,
     /// Topics of users in them.
@@ -109,8 +111,9 @@ impl<'de> Deserialize<'de> for Bits {
 
 impl Progress {
     /// A scan of so many shards that has seen nothing yet.
-    pub fn begun(report: ScanReport, shards: u32) -> Progress {
+    pub fn begun(request: &ScanRequest, report: ScanReport, shards: u32) -> Progress {
         Progress {
+            request: request.clone(),
             user_topics: 0,
             newest_ms: 0,
             behind_ms: 0,
@@ -231,7 +234,7 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use trimtab_events::{Proposed, Scope};
+    use trimtab_events::{Proposed, Scope, Trigger};
     use uuid::Uuid;
 
     use super::*;
@@ -241,7 +244,9 @@ mod tests {
     }
 
     fn progress(shards: u32) -> Progress {
-        Progress::begun(ScanReport::begun(scan(1), "t", &Scope::default(), 0), shards)
+        let request =
+            ScanRequest { id: Uuid::nil(), target: "t".to_owned(), scope: Scope::default(), trigger: Trigger::Cli };
+        Progress::begun(&request, ScanReport::begun(scan(1), "t", &request.scope, 0), shards)
     }
 
     fn part(fence: u64, acts: u64) -> Part {

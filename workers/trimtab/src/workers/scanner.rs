@@ -26,8 +26,11 @@ use super::source;
 use crate::activity::{Activity, Cleared, ShardWatch, Watch};
 use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
+use crate::due::{DueIndex, Noting, horizon_ms};
 use crate::metrics::Metrics;
-use crate::scans::{Gate, LEADER_SILENCE_MS, Leader, Merged, Part, Progress, SHARDS_PAGE, Scans, over_caps, skewed};
+use crate::scans::{
+    Gate, LEADER_SILENCE_MS, Leader, Merged, Part, Progress, SHARDS_PAGE, Scans, Whole, over_caps, shrunk, skewed,
+};
 use crate::sightings::Sightings;
 use crate::telemetry;
 use crate::wishes::wishes_about;
@@ -64,6 +67,8 @@ pub struct ScannerParts {
     pub policy: Policy,
     /// Limits on what a scan may have carried out.
     pub caps: Caps,
+    /// Somebody follows changes: what falls due is noted for longer than this, the time between two full scans.
+    pub follow: Option<Duration>,
     /// Leases.
     pub store: Arc<dyn Store>,
     /// The clock.
@@ -78,6 +83,7 @@ pub struct ScannerParts {
 pub struct Scanner {
     parts: ScannerParts,
     scans: Scans,
+    due: DueIndex,
     source: String,
     /// What is remembered of subscribers, for the scan that goes on.
     watch: tokio::sync::Mutex<Option<(ScanRef, Arc<Watch>)>>,
@@ -96,6 +102,7 @@ enum Begun {
 /// A shard while it is read.
 struct Scan {
     lease: Lease,
+    request: ScanRequest,
     /// What it came to, as the report of a scan of it alone.
     report: ScanReport,
     /// Its place in the list.
@@ -113,6 +120,8 @@ struct Scan {
     newest_ms: i64,
     /// How far the target's clock is behind ours at least.
     behind_ms: i64,
+    /// What falls due in the present shard.
+    due: Option<Noting>,
 }
 
 impl Scan {
@@ -134,8 +143,9 @@ impl Scanner {
     /// A scanner.
     pub fn new(parts: ScannerParts) -> Scanner {
         let source = source("scanner", &parts.instance);
-        let counted = Mutex::new((Uuid::nil(), 0));
-        Scanner { scans: Scans::new(parts.store.clone()), source, watch: tokio::sync::Mutex::default(), counted, parts }
+        let (counted, watch) = (Mutex::new((Uuid::nil(), 0)), tokio::sync::Mutex::default());
+        let due = DueIndex::new(parts.store.clone(), &parts.target);
+        Scanner { scans: Scans::new(parts.store.clone()), due, source, watch, counted, parts }
     }
 
     fn now_ms(&self) -> i64 {
@@ -230,7 +240,8 @@ impl Scanner {
         self.begin_counting(scan.id);
         let shards = self.while_leading(lease, scan, self.parts.inventory.shards(&request.scope)).await??;
         let count = u32::try_from(shards.len()).map_err(|e| Failure::new(Class::Bug, e))?;
-        let progress = Progress::begun(ScanReport::begun(scan, &self.parts.target, &request.scope, now), count);
+        let report = ScanReport::begun(scan, &self.parts.target, &request.scope, now);
+        let progress = Progress::begun(request, report, count);
         let begun = self.while_leading(lease, scan, self.scans.begin(&progress, &shards)).await??;
         Ok(begun.then_some(progress))
     }
@@ -370,12 +381,13 @@ impl Scanner {
             return Err(gone("does not lead: another one does, or it has ended"));
         }
         self.begin_counting(id);
-        let scope = progress.report.scope.clone();
+        let others = progress.acts_but(asked.index);
         Ok(Begun::Scan(Box::new(Scan {
             lease,
-            report: ScanReport::begun(asked.scan, &self.parts.target, &scope, self.now_ms()),
+            report: ScanReport::begun(asked.scan, &self.parts.target, &progress.request.scope, self.now_ms()),
+            request: progress.request,
             index: asked.index,
-            others: progress.acts_but(asked.index),
+            others,
             emitted: 0,
             full: false,
             user_topics: 0,
@@ -383,6 +395,7 @@ impl Scanner {
             watch: self.watch(asked.scan).await?,
             newest_ms: 0,
             behind_ms: 0,
+            due: None,
         })))
     }
 
@@ -408,14 +421,15 @@ impl Scanner {
     ) -> Result<(Merged, Progress), Failure> {
         match self.shard_with_tries(asked, scan, out).await {
             Err(Failure::Failed { class, why }) if !matches!(class, Class::Transient | Class::Gone) => {
-                warn!(shard = asked.shard, error = why, "a shard could not be read");
                 scan.report = ScanReport::begun(asked.scan, &self.parts.target, &scan.report.scope, self.now_ms());
-                scan.report.complete = false;
-                scan.report.failed_shards.insert(asked.shard.clone(), why);
+                self.unread(&asked.shard, why, scan).await?;
             }
             read => read?,
         }
         self.renew(scan).await?;
+        if let Some(due) = scan.due.take() {
+            due.finish().await?;
+        }
         scan.report.operations = self.count_operations();
         let Scan { user_topics, newest_ms, behind_ms, .. } = *scan;
         let part = Part { report: scan.report.clone(), user_topics, newest_ms, behind_ms };
@@ -455,14 +469,23 @@ impl Scanner {
             // Nothing is decided from a broken pass: its counts go, and the shard is read again from its beginning.
             (scan.report, scan.user_topics, scan.emitted) = (before.clone(), 0, 0);
             if e.class() != Class::Transient || tries == SHARD_TRIES {
-                warn!(shard, error = %e, "a shard could not be read");
-                scan.report.complete = false;
-                scan.report.failed_shards.insert(shard.to_owned(), e.to_string());
-                return Ok(());
+                return self.unread(shard, e.to_string(), scan).await;
             }
             warn!(shard, error = %e, "reading a shard failed; reading it again");
             self.renew(scan).await?;
             tokio::time::sleep(Duration::from_secs(tries)).await;
+        }
+        Ok(())
+    }
+
+    /// Counts a shard as one that could not be read.
+    async fn unread(&self, shard: &str, why: String, scan: &mut Scan) -> Result<(), Failure> {
+        warn!(shard, error = why, "a shard could not be read");
+        scan.report.complete = false;
+        scan.report.failed_shards.insert(shard.to_owned(), why);
+        scan.due = None;
+        if self.parts.follow.is_some() {
+            self.due.failed(shard, &scan.request.scope, self.now_ms()).await?;
         }
         Ok(())
     }
@@ -501,12 +524,22 @@ impl Scanner {
     /// Reads a shard once. The inner error is of reading, the outer one of everything else.
     async fn shard(&self, shard: &str, scan: &mut Scan, out: &Out) -> Result<Result<(), TargetError>, Failure> {
         let parts = &self.parts;
-        let scope = scan.report.scope.clone();
-        let reads = |topic: &LedgerCandidate| reads(topic, &parts.policy, &parts.target, parts.clock.now_ms());
+        let scope = scan.request.scope.clone();
+        // Whether a subscriber is stale is seen over complete scans.
+        let follows = scan.request.trigger.follows();
+        let reads = |topic: &LedgerCandidate| {
+            let reads = reads(topic, &parts.policy, &parts.target, parts.clock.now_ms());
+            Reads { subscribers: reads.subscribers && !follows, ..reads }
+        };
+        scan.due = match parts.follow {
+            Some(every) => self.due.begin(shard, &scan.request, horizon_ms(self.now_ms(), every)).await?,
+            None => None,
+        };
         scan.page = 0;
         let mut pages = Pages::default();
-        // Whoever reads a part of a shard does not know what of the rest has changed.
-        let mut watch = scan.watch.shard(shard, scope.whole_namespaces()).await?.under(scan.lease.fence);
+        // Whoever reads a part of a shard, or none of its subscribers, does not know what of the rest has changed.
+        let whole = scope.whole_namespaces() && !follows;
+        let mut watch = scan.watch.shard(shard, whole).await?.under(scan.lease.fence);
         // So whoever looks at some ledgers does not know which of the others are named by now.
         let mut sightings = Sightings::new(parts.store.clone(), &parts.target, scan.report.scan.id, scope.is_all());
         let complete = scan.report.failed_shards.len();
@@ -616,7 +649,12 @@ impl Scanner {
     fn topic(&self, topic: LedgerCandidate, scan: &mut Scan, page: &mut Filling<LedgerCandidate>) {
         let context = Context { scan: scan.report.scan, target: &self.parts.target, now_ms: self.now_ms() };
         let decision = decide(&topic, &self.parts.policy, &context);
+        let again = scan.due.as_mut().is_some_and(|due| due.see(&topic, &decision, &self.parts.policy, &context));
+        let before = scan.report.proposed;
         count(&mut scan.report, &topic, &decision);
+        if again {
+            scan.report.proposed = before;
+        }
         scan.newest_ms = scan.newest_ms.max(topic.seen.modified_ms);
         scan.user_topics += u64::from(topic.class == TopicClass::User);
         self.parts.metrics.topics.add(1, &[]);
@@ -626,7 +664,7 @@ impl Scanner {
         }
         // Past the limit nothing of this scan is carried out before a person confirms it: the rest is only counted, so that queues
         // stay bounded. The next scan finds it again.
-        if !decision.verdict.acts() || !scan.has_room(&self.parts.caps) {
+        if !decision.verdict.acts() || again || !scan.has_room(&self.parts.caps) {
             return;
         }
         if let Some(wish) = scan.watch.wish(&topic.subject, context.now_ms) {
@@ -779,15 +817,17 @@ impl Scanner {
         }
         let (scan, caps) = (ScanRef { id, fence: lease.fence }, &self.parts.caps);
         self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: self.now_ms() }).await?;
-        let Progress { mut report, user_topics, newest_ms, behind_ms, more_failed, .. } = progress;
+        let Progress { request, mut report, user_topics, newest_ms, behind_ms, more_failed, .. } = progress;
         let last = self.scans.last_topics(&self.parts.target, &report.scope).await?;
         report.scan = scan;
         report.ended_ms = self.now_ms();
         if more_failed > 0 {
             report.failed_shards.insert("…".to_owned(), format!("{more_failed} more could not be read"));
         }
-        report.stopped =
-            skewed(newest_ms, behind_ms, report.ended_ms, caps).or_else(|| over_caps(&report, user_topics, last, caps));
+        report.stopped = skewed(newest_ms, behind_ms, report.ended_ms, caps);
+        if report.stopped.is_none() {
+            report.stopped = self.judge(&request, &report, user_topics, last).await?;
+        }
         let gate = Gate {
             scan,
             proposed: report.proposed,
@@ -813,6 +853,29 @@ impl Scanner {
         };
         self.parts.metrics.scans.add(1, &[KeyValue::new("result", result)]);
         Ok(())
+    }
+
+    /// Holds what was seen against the limits: why nothing may be carried out, if so.
+    async fn judge(
+        &self,
+        request: &ScanRequest,
+        report: &ScanReport,
+        user_topics: u64,
+        last_topics: Option<u64>,
+    ) -> Result<Option<String>, Failure> {
+        let caps = &self.parts.caps;
+        if request.trigger.follows() {
+            return match shrunk(report, last_topics, caps) {
+                Some(why) => Ok(Some(why)),
+                None => self.scans.follow(report, caps).await,
+            };
+        }
+        // What could not be read makes shares of the whole look larger than they are, never smaller.
+        if self.parts.follow.is_some() && request.scope.is_all() && shrunk(report, last_topics, caps).is_none() {
+            let whole = Whole { scan: report.scan.id, user_topics, bytes: report.bytes, ..Whole::default() };
+            self.scans.set_whole(&self.parts.target, &whole).await?;
+        }
+        Ok(over_caps(report, user_topics, last_topics, caps))
     }
 
     /// What follows the end of a scan, also where it was left out before: executors wait while a scan leads that has not ended.
