@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use trimtab_tests::java::JavaClient;
 use trimtab_tests::mess::{Fate, Mess};
-use trimtab_tests::roles::{Role, Roles, Settings};
+use trimtab_tests::roles::{Crew, Role, Settings};
 use trimtab_tests::trimtab::run;
 use trimtab_tests::zk_proxy::ZkProxy;
 
@@ -152,15 +152,16 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
     let spans = trimtab_tests::otlp::Receiver::start().unwrap();
     let from = format!("zk://{}", mess.rig.zk());
     let url = nats.url();
-    let _ = run(state, &["nats", "setup", "--nats", &url]).exits(0);
-    let settings =
-        Settings { nats: url.clone(), from, policies: Some(policies), otlp: Some(spans.url()), config: None };
-    let mut roles = Roles::start(state, settings).unwrap();
+    let otlp = Some(spans.url());
+    let mut crew = Crew::of_each(
+        state,
+        Settings { nats: url.clone(), from, policies: Some(policies), otlp, ..Settings::default() },
+    );
 
     let asked = run(state, &["scan", "--wait", "--nats", &url]).exits(0);
     let acts = asked.json()["proposed"]["acts"].as_u64().unwrap();
     let deadline = Instant::now() + Duration::from_secs(120);
-    let audit_state = state.join("audit");
+    let audit_state = crew.folder((Role::Audit, "one"));
     let mut acted = Vec::new();
     while (acted.len() as u64) < acts {
         assert!(Instant::now() < deadline, "{} of {acts} outcomes after two minutes", acted.len());
@@ -173,7 +174,7 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
 
     // They stop when told to, and export what they still have.
     for role in Role::ALL {
-        assert!(roles.process(role).stop().unwrap().success());
+        assert!(crew.worker((role, "one")).stop().unwrap().success());
     }
     for act in &acted {
         let trace = spans.trace(act["trace_id"].as_str().unwrap());

@@ -8,7 +8,7 @@ use trimtab_tests::formats::ledger_of;
 use trimtab_tests::mess::Mess;
 use trimtab_tests::nats::NatsRig;
 use trimtab_tests::pulsar::PulsarRig;
-use trimtab_tests::roles::{Role, Roles, Settings};
+use trimtab_tests::roles::{Crew, Role, Settings};
 use trimtab_tests::trimtab::run;
 use trimtab_tests::zk_proxy::ZkProxy;
 
@@ -34,10 +34,9 @@ fn roles_over_nats_delete_exactly_the_orphans() {
     std::fs::write(&config, CONFIG).unwrap();
     let url = nats.url();
     let common = ["--nats", &url, "--config", &config];
-    let _ = run(state, &[&["nats", "setup"], &common[..]].concat()).exits(0);
     let from = format!("zk://{}", proxy.address());
-    let settings = Settings { nats: url.clone(), from, policies: None, otlp: None, config: Some(config.clone()) };
-    let mut roles = Roles::start(state, settings).unwrap();
+    let settings = Settings { nats: url.clone(), from, config: Some(config.clone()), ..Settings::default() };
+    let mut crew = Crew::of_each(state, settings);
     let scan = || run(state, &[&["scan", "--wait"], &common[..]].concat()).exits(0).json();
 
     let looked = scan();
@@ -49,7 +48,7 @@ fn roles_over_nats_delete_exactly_the_orphans() {
     assert_eq!(found["proposed"]["acts"], orphans.len(), "{found}");
     let begun = Instant::now();
     let acted = loop {
-        let listed = run(&state.join(Role::Audit.name()), &["audit", "list", "--output", "json"]).exits(0);
+        let listed = run(&crew.folder((Role::Audit, "one")), &["audit", "list", "--output", "json"]).exits(0);
         let acted: Vec<Value> = listed.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         if acted.len() >= orphans.len() {
             break acted;
@@ -66,6 +65,6 @@ fn roles_over_nats_delete_exactly_the_orphans() {
     let ids = writes.iter().flat_map(|write| &write.paths).filter_map(|path| ledger_of(path));
     assert_eq!(ids.map(|id| format!("ledger/{id}")).collect::<BTreeSet<_>>(), orphans);
     for role in Role::ALL {
-        assert!(roles.process(role).stop().unwrap().success());
+        assert!(crew.worker((role, "one")).stop().unwrap().success());
     }
 }

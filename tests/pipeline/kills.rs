@@ -1,7 +1,7 @@
-//! Roles over NATS, each killed without warning in the middle of its work.
+//! Three scanners, two deciders and three executors over NATS, half of which are killed without warning in the middle of the work and stay away
+//! until it is done. What goes is what one process frees.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -9,7 +9,7 @@ use trimtab_tests::java::JavaClient;
 use trimtab_tests::mess::{Fate, Mess};
 use trimtab_tests::nats::NatsRig;
 use trimtab_tests::now_ms;
-use trimtab_tests::roles::{Role, Roles, Settings};
+use trimtab_tests::roles::{Crew, Name, Role, Settings};
 use trimtab_tests::trimtab::run;
 
 type Lists = BTreeMap<String, BTreeMap<i64, i64>>;
@@ -40,28 +40,14 @@ fn wrong(before: &Lists, after: &Lists, policies_known: bool) -> (Vec<String>, V
     (too_much, too_little)
 }
 
-fn records(path: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    // The last line may be half written while its writer runs.
-    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
-}
-
-fn of(records: &[Value], kind: &str) -> Vec<String> {
-    let key = |record: &Value| {
-        let body = &record["body"];
-        let (decision, scan) = match kind {
-            "intent" => (&body["decision"]["id"], &body["decision"]["scan"]["id"]),
-            _ => (&body["decision"], &body["scan"]["id"]),
-        };
-        format!("{}/{}", decision.as_str().unwrap(), scan.as_str().unwrap())
-    };
-    records.iter().filter(|record| record["kind"] == kind).map(key).collect()
-}
-
 /// Numbers from a seed that is printed, so that a failure can be had again.
 struct Dice(u64);
 
 impl Dice {
+    fn below(&mut self, end: u64) -> u64 {
+        self.millis(0, end).as_millis() as u64
+    }
+
     fn millis(&mut self, from: u64, to: u64) -> Duration {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         Duration::from_millis(from + (self.0 >> 33) % (to - from))
@@ -70,9 +56,14 @@ impl Dice {
 
 const ENOUGH: Duration = Duration::from_secs(200);
 
+const SCANNERS: [Name; 3] = [(Role::Scanner, "a"), (Role::Scanner, "b"), (Role::Scanner, "c")];
+const DECIDERS: [Name; 2] = [(Role::Decider, "a"), (Role::Decider, "b")];
+const EXECUTORS: [Name; 3] = [(Role::Executor, "a"), (Role::Executor, "b"), (Role::Executor, "c")];
+const AUDIT: Name = (Role::Audit, "one");
+
 #[test]
 #[ignore = "needs Pulsar, BookKeeper, ZooKeeper, nats-server"]
-fn killed_roles_neither_act_twice_nor_lose_anything() {
+fn half_of_the_workers_are_killed_and_the_others_do_all_the_work_once() {
     let nats = NatsRig::single().unwrap();
     let mess = Mess::start().unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -88,17 +79,12 @@ fn killed_roles_neither_act_twice_nor_lose_anything() {
     )
     .unwrap();
     let url = nats.url();
-    let _ = run(state, &["nats", "--nats", &url, "setup"]).exits(0);
-    let settings = Settings {
-        nats: url.clone(),
-        from: format!("zk://{}", mess.rig.zk()),
-        policies: Some(policies),
-        otlp: None,
-        config: None,
-    };
-    let mut roles = Roles::start(state, settings).unwrap();
-    let executor = roles.folder(Role::Executor).join("audit/executor-one.jsonl");
-    let audit = roles.folder(Role::Audit).join("audit/audit-one.jsonl");
+    let from = format!("zk://{}", mess.rig.zk());
+    let settings = Settings { nats: url.clone(), from, policies: Some(policies), ..Settings::default() };
+    let mut crew = Crew::new(state, settings);
+    for worker in [&[AUDIT], &DECIDERS[..], &EXECUTORS, &SCANNERS].concat() {
+        crew.start(worker);
+    }
     let seed = now_ms().unsigned_abs();
     eprintln!("seed {seed}");
     let mut dice = Dice(seed);
@@ -124,42 +110,47 @@ fn killed_roles_neither_act_twice_nor_lose_anything() {
     assert!(ask("{\"namspace\":1}")["error"].as_str().is_some_and(|why| why.contains("namspace")));
     assert!(ask("{\"namespace\":\"attic\"}")["error"].as_str().is_some_and(|why| why.contains("tenant/namespace")));
 
-    // The decider dies while the scan goes on; then the executor, again and again while it acts; the audit once.
+    // A scanner and a decider die while the scan goes on, for good.
     std::thread::sleep(dice.millis(100, 1500));
-    roles.process(Role::Decider).kill9().unwrap();
-    roles.restart(Role::Decider).unwrap();
-    while of(&records(&executor), "intent").is_empty() {
-        assert!(begun.elapsed() < Duration::from_secs(90), "nothing begins; {}", roles.process(Role::Executor).tail());
+    for worker in [SCANNERS[0], DECIDERS[0]] {
+        crew.worker(worker).kill9().unwrap();
+    }
+    // Then executors, again and again while they act; the audit once.
+    while crew.acts("intent", &EXECUTORS).is_empty() {
+        let tails = EXECUTORS.map(|executor| crew.log(executor)).join("\n");
+        assert!(begun.elapsed() < Duration::from_secs(120), "nothing begins; {tails}");
         std::thread::sleep(Duration::from_millis(20));
     }
     let mut interrupted = 0;
     for round in 0..8 {
         std::thread::sleep(dice.millis(0, 600));
-        roles.process(Role::Executor).kill9().unwrap();
-        let now = records(&executor);
-        let (intents, outcomes): (BTreeSet<_>, BTreeSet<_>) =
-            (of(&now, "intent").into_iter().collect(), of(&now, "outcome").into_iter().collect());
-        interrupted += intents.difference(&outcomes).count();
+        let executor = EXECUTORS[dice.below(3) as usize];
+        crew.worker(executor).kill9().unwrap();
+        interrupted += crew.open(&[executor]).len();
         if round == 3 {
-            roles.process(Role::Audit).kill9().unwrap();
-            roles.restart(Role::Audit).unwrap();
+            crew.worker(AUDIT).kill9().unwrap();
+            crew.start(AUDIT);
         }
-        roles.restart(Role::Executor).unwrap();
-        // Until it acts again, or has nothing left: a kill before that would reach nothing.
-        let known = intents.len();
-        let waited = Instant::now();
-        while of(&records(&executor), "intent").len() == known && waited.elapsed() < Duration::from_secs(3) {
+        crew.start(executor);
+        // Until somebody acts again, or nothing is left: kills before that would reach nothing.
+        let (known, waited) = (crew.acts("intent", &EXECUTORS).len(), Instant::now());
+        while crew.acts("intent", &EXECUTORS).len() == known && waited.elapsed() < Duration::from_secs(3) {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
-    eprintln!("{interrupted} acts were under way when the executor was killed");
+    eprintln!("{interrupted} acts were under way when their executor was killed");
     assert!(interrupted > 0, "no kill met an act: nothing was tried");
+    // Two of three stay away: with the first two, half of all.
+    let away = &EXECUTORS[..2];
+    for executor in away {
+        crew.worker(*executor).kill9().unwrap();
+    }
 
-    // The scanner dies in the middle of a scan; the one that follows ends it.
-    let second = run(state, &["scan", "--nats", &url, "--output", "json"]).exits(0).json();
+    // Another scanner dies in the middle of a scan; the last one ends it.
+    let second = crew.scan();
     std::thread::sleep(dice.millis(300, 900));
-    roles.process(Role::Scanner).kill9().unwrap();
-    roles.restart(Role::Scanner).unwrap();
+    crew.worker(SCANNERS[1]).kill9().unwrap();
+    crew.start(SCANNERS[1]);
 
     // What was interrupted is found again by a later scan; in the end exactly what was due is gone.
     let mut asked = Instant::now();
@@ -169,49 +160,41 @@ fn killed_roles_neither_act_twice_nor_lose_anything() {
         if too_little.is_empty() {
             break;
         }
-        if begun.elapsed() > ENOUGH {
-            panic!("{}\n{}", too_little.join("\n"), roles.process(Role::Executor).tail());
-        }
+        assert!(begun.elapsed() < ENOUGH, "{}\n{}", too_little.join("\n"), crew.log(EXECUTORS[2]));
         if asked.elapsed() > Duration::from_secs(20) {
             asked = Instant::now();
-            let _ = run(state, &["scan", "--nats", &url]).exits(0);
+            crew.scan();
         }
         std::thread::sleep(Duration::from_secs(2));
     }
 
-    // Each intent has one outcome, in the executor's record and in the one of the audit; no act was begun twice.
-    let settled = || {
-        let (acted, kept) = (records(&executor), records(&audit));
-        let intents = of(&acted, "intent");
-        let once: BTreeSet<String> = intents.iter().cloned().collect();
-        assert_eq!(once.len(), intents.len(), "an act was begun twice");
-        let outcomes: Vec<String> = of(&acted, "outcome").into_iter().filter(|key| once.contains(key)).collect();
-        assert_eq!(outcomes.iter().collect::<BTreeSet<_>>().len(), outcomes.len(), "two outcomes of one act");
-        let told: BTreeSet<String> = of(&kept, "outcome").into_iter().collect();
-        let scans: BTreeSet<String> = kept
+    // Who was killed knows what it had begun, and says what came of it. Each intent has one outcome, in its executor's record and in the one of
+    // the audit; no act was begun twice.
+    away.iter().for_each(|executor| crew.start(*executor));
+    loop {
+        crew.begun_once(&EXECUTORS);
+        let told: BTreeSet<String> = crew.acts("outcome", &[AUDIT]).into_iter().map(|(key, _)| key).collect();
+        let scans: BTreeSet<String> = crew
+            .records(AUDIT)
             .iter()
             .filter(|record| record["kind"] == "scan")
             .map(|record| record["id"].as_str().unwrap().to_owned())
             .collect();
-        let mut missing: Vec<String> = Vec::new();
-        missing.extend(once.iter().filter(|key| !outcomes.contains(key)).map(|key| format!("no outcome of {key}")));
-        missing.extend(once.iter().filter(|key| !told.contains(*key)).map(|key| format!("the audit lacks {key}")));
-        let second = second["scan"].as_str().unwrap();
-        missing
-            .extend([id.as_str(), second].iter().filter(|id| !scans.contains(**id)).map(|id| format!("no scan {id}")));
-        missing
-    };
-    loop {
-        let missing = settled();
+        let intents = crew.acts("intent", &EXECUTORS).into_iter().map(|(key, _)| key);
+        let open = crew.open(&EXECUTORS).into_iter().map(|key| format!("no outcome of {key}"));
+        let untold = intents.filter(|key| !told.contains(key)).map(|key| format!("the audit lacks {key}"));
+        let unknown = [&id, &second].into_iter().filter(|id| !scans.contains(*id)).map(|id| format!("no scan {id}"));
+        let missing: Vec<String> = open.chain(untold).chain(unknown).collect();
         if missing.is_empty() {
             break;
         }
         assert!(begun.elapsed() < ENOUGH, "{missing:#?}");
         std::thread::sleep(Duration::from_secs(1));
     }
-    for role in [Role::Executor, Role::Audit] {
-        assert!(roles.process(role).stop().unwrap().success());
-        let _ = run(&roles.folder(role), &["audit", "verify"]).exits(0);
+    crew.freed_once(&EXECUTORS);
+    for worker in [&[AUDIT], &EXECUTORS[..]].concat() {
+        assert!(crew.worker(worker).stop().unwrap().success());
+        let _ = run(&crew.folder(worker), &["audit", "verify"]).exits(0);
     }
     // Nobody's work became a dead letter.
     let dead = run(state, &["dead", "--nats", &url, "list", "--output", "json"]).exits(0);

@@ -14,12 +14,12 @@ use serde_json::Value;
 use trimtab_tests::nats::NatsRig;
 use trimtab_tests::now_ms;
 use trimtab_tests::proxy::Proxy;
-use trimtab_tests::roles::Role;
+use trimtab_tests::roles::{Crew, Name, PATIENCE, Role, until};
 use trimtab_tests::trimtab::run;
 use trimtab_tests::zk_proxy::ZkProxy;
 use wiremock::{Request, Respond, ResponseTemplate};
 
-use crate::crew::{Crew, Name, PATIENCE, still_due, to_keep, until};
+use crate::crew::{settings, still_due, to_keep};
 use crate::ground::{Broker, Ground, LEDGERS, Stage, Trims};
 
 const EXECUTORS: [Name; 2] = [(Role::Executor, "a"), (Role::Executor, "b")];
@@ -101,7 +101,7 @@ impl<'a> Fire<'a> {
     fn lit(ground: &'a Ground, stage: &'a Stage, topics: usize, nats: &str, zk: &str, config: &str) -> Fire<'a> {
         let config = ground.file("config.toml", &format!("{CONFIG}{config}"));
         let broker = stage.bare();
-        let crew = Crew::new(ground.state("crew"), nats, &format!("zk://{zk}"), &broker.url(), &config);
+        let crew = Crew::new(&ground.state("crew"), settings(nats, &format!("zk://{zk}"), &broker, &config));
         let record = |(role, name): Name| crew.folder((role, name)).join(format!("audit/executor-{name}.jsonl"));
         let unrecorded = Arc::default();
         let witness = Witness {
@@ -127,13 +127,9 @@ impl<'a> Fire<'a> {
         [&[AUDIT], &DECIDERS[..], &EXECUTORS, &SCANNERS].concat()
     }
 
-    /// Acts that were begun and have not ended.
+    /// How many acts were begun and have not ended.
     fn open(&self) -> usize {
-        let keys = |kind: &str| -> BTreeSet<String> {
-            self.crew.acts(kind, &EXECUTORS).into_iter().map(|(key, _)| key).collect()
-        };
-        let ended = keys("outcome");
-        keys("intent").difference(&ended).count()
+        self.crew.open(&EXECUTORS).len()
     }
 
     /// Lets the work come to its end, asking for further scans as a timer would, and checks everything.

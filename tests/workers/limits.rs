@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use trimtab_tests::nats::NatsRig;
-use trimtab_tests::roles::Role;
+use trimtab_tests::roles::{Crew, Name, Role, until};
 use trimtab_tests::zk_proxy::ZkProxy;
 use wiremock::{Request, Respond, ResponseTemplate};
 
-use crate::crew::{Crew, Name, still_due, until};
+use crate::crew::{settings, still_due};
 use crate::ground::{Ground, Stage, Trims};
 
 const TOPICS: usize = 240;
@@ -148,7 +148,7 @@ fn calls_to_a_broker_keep_one_limit_over_all_executors() {
     broker.on("PUT", "/unload$", Noted(calls.clone(), ResponseTemplate::new(204)));
     let config = format!("[limits]\nmetadata_rate = 0.0\nbroker_rate = {RATE}\nbroker_concurrency = {AT_ONCE}\n");
     let config = ground.file("config.toml", &config);
-    let mut crew = Crew::new(ground.state("crew"), &nats.url(), &ground.from(), &broker.url(), &config);
+    let mut crew = Crew::new(&ground.state("crew"), settings(&nats.url(), &ground.from(), &broker, &config));
     let pauses = Pauses::watch();
     let used = |since: Instant| {
         let all: Vec<Instant> = calls.all().into_iter().filter(|at| *at > since).collect();
@@ -174,7 +174,7 @@ fn metadata_operations_keep_one_limit_over_all_workers() {
     let config = format!("[limits]\nmetadata_rate = {RATE}\nbroker_rate = 0.0\nbroker_concurrency = 64\n");
     let config = ground.file("config.toml", &config);
     let from = format!("zk://{}", proxy.address());
-    let mut crew = Crew::new(ground.state("crew"), &nats.url(), &from, &broker.url(), &config);
+    let mut crew = Crew::new(&ground.state("crew"), settings(&nats.url(), &from, &broker, &config));
     let pauses = Pauses::watch();
     let operations = || -> Vec<Instant> {
         let all = proxy.record().requests().into_iter().filter(|request| !request.op.housekeeping());

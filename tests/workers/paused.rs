@@ -4,10 +4,10 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use trimtab_bus::{JetStream, NatsOptions, Store};
 use trimtab_tests::nats::NatsRig;
-use trimtab_tests::roles::Role;
+use trimtab_tests::roles::{Crew, Name, Role, until};
 use trimtab_tests::zk_proxy::ZkProxy;
 
-use crate::crew::{Crew, Name, still_due, until};
+use crate::crew::{settings, still_due};
 use crate::ground::{Ground, Stage, Trims};
 
 /// A namespace of a thousand, and another.
@@ -50,7 +50,7 @@ fn scanners_that_were_killed_or_paused_leave_their_shards_to_another() {
     let config = "[limits]\nmetadata_rate = 300.0\nbroker_rate = 0.0\nbroker_concurrency = 64\nacts_at_once = 16\n";
     let config = ground.file("config.toml", config);
     let from = format!("zk://{}", proxy.address());
-    let mut crew = Crew::new(ground.state("crew"), &nats.url(), &from, &broker.url(), &config);
+    let mut crew = Crew::new(&ground.state("crew"), settings(&nats.url(), &from, &broker, &config));
     let documents = Documents::of(&nats);
     for scanner in [FIRST, KILLED] {
         crew.start(scanner);

@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use trimtab_tests::nats::NatsRig;
-use trimtab_tests::roles::Role;
+use trimtab_tests::roles::{Crew, Name, Role, until};
 use trimtab_tests::trimtab::run;
 
-use crate::crew::{Crew, Name, still_due, until};
+use crate::crew::{settings, still_due};
 use crate::ground::{Ground, Stage, Trims};
 
 /// Three of four are due: eight pages of candidates.
@@ -50,7 +50,7 @@ fn a_full_queue_slows_the_scanner_and_nothing_is_dropped() {
     let broker = stage.broker(Trims::of(&ground));
     let config =
         ground.file("config.toml", "[limits]\nmetadata_rate = 0.0\nbroker_rate = 0.0\nbroker_concurrency = 64\n");
-    let mut crew = Crew::new(ground.state("crew"), &nats.url(), &ground.from(), &broker.url(), &config);
+    let mut crew = Crew::new(&ground.state("crew"), settings(&nats.url(), &ground.from(), &broker, &config));
     let candidates = || api(&nats, "STREAM.INFO.TT_CAND", &json!({}))["state"].clone();
     for worker in [SCANNER, DECIDER, EXECUTOR] {
         crew.start(worker);
