@@ -340,6 +340,9 @@ impl Scanner {
         };
         let read = self.read_and_merge(asked, &mut scan, out).await;
         self.release(scan.lease).await;
+        if let Err(Failure::Failed { class: Class::Gone, why }) = &read {
+            info!(shard = asked.shard, why, "what was read of a shard does not count");
+        }
         let (merged, progress) = read?;
         match merged {
             Merged::Before | Merged::In(None) => {}
