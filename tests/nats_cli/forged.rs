@@ -235,6 +235,8 @@ impl World {
         }
         // A message that waits for oneself, put there by oneself: the servers hand it out as it is. Its signature remains what it was.
         let bytes = forged.to_bytes().expect("small");
+        // The scanner was stopped before it looked once more at what it had done.
+        self.purge("TT_REQ").await;
         scanner.publish("trimtab.req.forged", bytes.clone().into()).await.expect("sent");
         let before = place(
             &scanner,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Files of the workers, and what must stand in each, one after the other.
-const PLACES: [(&str, &[&str]); 23] = [
+const PLACES: [(&str, &[&str]); 24] = [
     (
         "trimtab/src/workers/executor.rs",
         &[
@@ -84,10 +84,11 @@ const PLACES: [(&str, &[&str]); 23] = [
             ".acquire(",
             "filter(Progress::finished)",
             "self.scans.lead(",
-            "over_caps(",
+            "self.judge(",
             "self.scans.finish(",
         ],
     ),
+    ("trimtab/src/workers/scanner.rs", &["async fn judge(", "trigger.follows()", "self.scans.follow(", "over_caps("]),
     (
         "trimtab/src/scans/progress.rs",
         &["pub fn merge(", "self.done.get(index)", "self.report.scan != part.report.scan", "self.done.set(index)"],
