@@ -98,10 +98,10 @@ impl Once {
         let Some(gate) = self.ended(scan).await? else { return Ok(Ran::Interrupted) };
         if let Some(why) = gate.closed() {
             // Its decisions stay where they are; that it was stopped goes into the record.
-            self.settled(&[Role::Audit]).await?;
+            self.settled(&[Role::Scanner, Role::Audit]).await?;
             return Ok(Ran::Stopped { scan, why: why.to_owned() });
         }
-        self.settled(&[Role::Decider, Role::Executor, Role::Audit]).await?;
+        self.settled(&[Role::Scanner, Role::Decider, Role::Executor, Role::Audit]).await?;
         let tally = self.patiently(|| self.scans.tally(scan)).await?;
         Ok(Ran::Through { scan, gate, tally })
     }

@@ -239,7 +239,7 @@ impl Scans {
         if leader.scan.id != scan || leader.ended {
             return Ok(false);
         }
-        if now_ms.saturating_sub(leader.at_ms) > HEARD_MS {
+        if now_ms.abs_diff(leader.at_ms) > HEARD_MS.unsigned_abs() {
             leader.at_ms = now_ms;
             match self.store.put(BUCKET, &key, &written(&leader)?, Expect::Revision(revision)).await {
                 // Somebody else has just said it, or leads by now: the next look tells.

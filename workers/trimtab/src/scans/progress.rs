@@ -222,7 +222,9 @@ impl Progress {
 
     /// Whether so long nothing was heard that what is missing is to be emitted again. From now on it is counted anew.
     pub fn lost(&mut self, now_ms: i64) -> bool {
-        let lost = now_ms.saturating_sub(self.at_ms) > QUIET_MS << self.quiet.min(QUIET_MOST);
+        // Long from now was a clock that was wrong.
+        let quiet = now_ms.abs_diff(self.at_ms);
+        let lost = quiet > (QUIET_MS << self.quiet.min(QUIET_MOST)).unsigned_abs();
         if lost {
             self.round += 1;
             self.quiet += 1;

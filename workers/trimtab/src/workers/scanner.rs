@@ -895,9 +895,11 @@ impl Scanner {
     }
 }
 
-/// Whether another scan goes on. One of which nothing was heard for long does not.
+/// Whether another scan goes on. One of which nothing was heard for long does not; nor does one that was heard of long from now, by a clock
+/// that was wrong.
 fn leads_another(leader: &Leader, scan: Uuid, now_ms: i64) -> bool {
-    leader.scan.id != scan && !leader.ended && now_ms.saturating_sub(leader.at_ms) <= LEADER_SILENCE_MS
+    let heard = now_ms.abs_diff(leader.at_ms) <= LEADER_SILENCE_MS.unsigned_abs();
+    leader.scan.id != scan && !leader.ended && heard
 }
 
 /// What `needs` is given for a scan: it does not look at it.
