@@ -1,34 +1,25 @@
 //! Three scanners, two deciders and three executors over NATS, half of which are killed without warning in the middle of the work and stay away
 //! until it is done. What goes is what one process frees.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use trimtab_tests::java::JavaClient;
+use trimtab_tests::dice::Dice;
 use trimtab_tests::mess::{Fate, Mess};
 use trimtab_tests::nats::NatsRig;
-use trimtab_tests::now_ms;
 use trimtab_tests::roles::{Crew, Name, Role, Settings};
 use trimtab_tests::trimtab::run;
 
-type Lists = BTreeMap<String, BTreeMap<i64, i64>>;
-
-fn lists(client: &mut JavaClient) -> Lists {
-    let list = |(name, _): (String, Fate)| {
-        let listed = client.listed(&Mess::managed_ledger(&name)).unwrap();
-        (name, listed.iter().map(|ledger| (ledger.id, ledger.entries)).collect())
-    };
-    Mess::topics().into_iter().map(list).collect()
-}
+use super::{Lists, lists, lost, topic_policies};
 
 /// Topics that lost something else than their fate says, with what they lost.
-fn wrong(before: &Lists, after: &Lists, policies_known: bool) -> (Vec<String>, Vec<String>) {
+fn wrong(before: &Lists, after: &Lists) -> (Vec<String>, Vec<String>) {
     let (mut too_much, mut too_little) = (Vec::new(), Vec::new());
     for (name, fate) in Mess::topics() {
-        let gone = before[&name].iter().filter(|(id, entries)| **entries > 0 && !after[&name].contains_key(id)).count();
+        let gone = lost(before, after, &name).len();
         let due = match fate {
-            Fate::Trim(n) | Fate::ExpireThenTrim(n) if policies_known || !name.contains("/topical/") => n,
+            Fate::Trim(n) | Fate::ExpireThenTrim(n) => n,
             _ => 0,
         };
         if gone > due {
@@ -38,20 +29,6 @@ fn wrong(before: &Lists, after: &Lists, policies_known: bool) -> (Vec<String>, V
         }
     }
     (too_much, too_little)
-}
-
-/// Numbers from a seed that is printed, so that a failure can be had again.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, end: u64) -> u64 {
-        self.millis(0, end).as_millis() as u64
-    }
-
-    fn millis(&mut self, from: u64, to: u64) -> Duration {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        Duration::from_millis(from + (self.0 >> 33) % (to - from))
-    }
 }
 
 const ENOUGH: Duration = Duration::from_secs(200);
@@ -70,14 +47,7 @@ fn half_of_the_workers_are_killed_and_the_others_do_all_the_work_once() {
     let state = folder.path();
     let mut client = mess.rig.client().unwrap();
     let before = lists(&mut client);
-    let policies = state.join("policies.json").display().to_string();
-    std::fs::write(
-        &policies,
-        r#"{"persistent://attic/topical/short": {"retention": [60, -1]},
-            "persistent://attic/topical/long": {"retention": [-1, -1]},
-            "persistent://attic/topical/ttl": {"ttl": 3600}}"#,
-    )
-    .unwrap();
+    let policies = topic_policies(state);
     let url = nats.url();
     let from = format!("zk://{}", mess.rig.zk());
     let settings = Settings { nats: url.clone(), from, policies: Some(policies), ..Settings::default() };
@@ -85,9 +55,7 @@ fn half_of_the_workers_are_killed_and_the_others_do_all_the_work_once() {
     for worker in [&[AUDIT], &DECIDERS[..], &EXECUTORS, &SCANNERS].concat() {
         crew.start(worker);
     }
-    let seed = now_ms().unsigned_abs();
-    eprintln!("seed {seed}");
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new();
 
     // Asked for as any program may: a request over NATS, answered with the scan's id.
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -111,7 +79,7 @@ fn half_of_the_workers_are_killed_and_the_others_do_all_the_work_once() {
     assert!(ask("{\"namespace\":\"attic\"}")["error"].as_str().is_some_and(|why| why.contains("tenant/namespace")));
 
     // A scanner and a decider die while the scan goes on, for good.
-    std::thread::sleep(dice.millis(100, 1500));
+    dice.sleep_from(100, 1500);
     for worker in [SCANNERS[0], DECIDERS[0]] {
         crew.worker(worker).kill9().unwrap();
     }
@@ -123,7 +91,7 @@ fn half_of_the_workers_are_killed_and_the_others_do_all_the_work_once() {
     }
     let mut interrupted = 0;
     for round in 0..8 {
-        std::thread::sleep(dice.millis(0, 600));
+        dice.sleep_from(0, 600);
         let executor = EXECUTORS[dice.below(3) as usize];
         crew.worker(executor).kill9().unwrap();
         interrupted += crew.open(&[executor]).len();
@@ -148,14 +116,14 @@ fn half_of_the_workers_are_killed_and_the_others_do_all_the_work_once() {
 
     // Another scanner dies in the middle of a scan; the last one ends it.
     let second = crew.scan();
-    std::thread::sleep(dice.millis(300, 900));
+    dice.sleep_from(300, 900);
     crew.worker(SCANNERS[1]).kill9().unwrap();
     crew.start(SCANNERS[1]);
 
     // What was interrupted is found again by a later scan; in the end exactly what was due is gone.
     let mut asked = Instant::now();
     loop {
-        let (too_much, too_little) = wrong(&before, &lists(&mut client), true);
+        let (too_much, too_little) = wrong(&before, &lists(&mut client));
         assert!(too_much.is_empty(), "{}", too_much.join("\n"));
         if too_little.is_empty() {
             break;

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use trimtab_tests::dice::Dice;
 use trimtab_tests::nats::NatsRig;
-use trimtab_tests::now_ms;
 use trimtab_tests::proxy::Proxy;
 use trimtab_tests::roles::{Crew, Name, PATIENCE, Role, until};
 use trimtab_tests::trimtab::run;
@@ -29,27 +29,6 @@ const AUDIT: Name = (Role::Audit, "one");
 
 /// So that the work lasts as long as the test needs it: ten acts a second, of three calls each.
 const CONFIG: &str = "[limits]\nmetadata_rate = 0.0\nbroker_rate = 30.0\n[caps]\nmax_acts = 100000\n";
-
-/// Numbers from a seed that is printed, so that a failure can be had again.
-struct Dice(u64);
-
-impl Dice {
-    fn new() -> Dice {
-        let seed = std::env::var("TRIMTAB_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = seed.unwrap_or_else(|| now_ms().unsigned_abs());
-        eprintln!("seed {seed} (TRIMTAB_SEED)");
-        Dice(seed)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-
-    fn sleep(&mut self, up_to_ms: u64) {
-        std::thread::sleep(Duration::from_millis(self.below(up_to_ms)));
-    }
-}
 
 /// How often something is done: in CI, or as often as the environment says.
 fn rounds(name: &str, in_ci: usize) -> usize {
