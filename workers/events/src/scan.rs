@@ -153,6 +153,18 @@ pub struct Proposed {
     pub bytes: u64,
 }
 
+impl Proposed {
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Proposed) -> Proposed {
+        Proposed {
+            acts: self.acts.saturating_add(other.acts),
+            ledgers: self.ledgers.saturating_add(other.ledgers),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+}
+
 /// What came of a scan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 use trimtab_bus::{BusError, Expect, Store};
-use trimtab_events::{Decision, LedgerCandidate, ScanRequest, Scope, key_of};
+use trimtab_events::{Decision, LedgerCandidate, Scope, key_of};
 use trimtab_policy::{Context, Policy};
 use trimtab_targets::Class;
 use uuid::Uuid;
@@ -168,16 +168,17 @@ impl DueIndex {
     pub(crate) async fn begin(
         &self,
         shard: &str,
-        request: &ScanRequest,
+        scan: Uuid,
+        scope: &Scope,
+        follows: bool,
         until_ms: i64,
     ) -> Result<Option<Noting>, Failure> {
-        let Some(part) = Part::of(&request.scope, shard) else { return Ok(None) };
-        let follows = request.trigger.follows();
+        let Some(part) = Part::of(scope, shard) else { return Ok(None) };
         // One scan of a target at a time: nobody else writes this meanwhile.
         let proposed = if follows { self.read(shard).await?.0.proposed } else { BTreeMap::new() };
         let proposed_bytes = proposed.keys().map(|name| size(name)).sum();
         let noted = Known { target: self.target.clone(), shard: shard.to_owned(), proposed, ..Known::default() };
-        let (index, scan) = (self.clone(), request.id);
+        let index = self.clone();
         Ok(Some(Noting { index, part, follows, scan, until_ms, noted, listed_bytes: 0, proposed_bytes, full: false }))
     }
 
@@ -407,9 +408,9 @@ mod tests {
     ) -> Vec<bool> {
         let policy = Policy::new(PolicyConfig::default(), "test").unwrap();
         let scan = ScanRef { id: Uuid::from_u128(id), fence: 1 };
-        let request = ScanRequest { id: scan.id, target: "pulsar".into(), scope, trigger };
         let context = Context { scan, target: "pulsar", now_ms };
-        let mut noting = index.begin(SHARD, &request, NOW + 48 * HOUR).await.unwrap().unwrap();
+        let mut noting =
+            index.begin(SHARD, scan.id, &scope, trigger.follows(), NOW + 48 * HOUR).await.unwrap().unwrap();
         let again = |(name, closed): &(&str, i64)| {
             let topic = topic(name, *closed);
             noting.see(&topic, &decide(&topic, &policy, &context), &policy, &context)
@@ -442,8 +443,7 @@ mod tests {
         assert_eq!(due(&index, NOW + HOUR).await, ["a", "c"]);
         // Globs see some topics of a shard, and cannot say which are gone.
         let globs = Scope { include: vec!["**".into()], ..Scope::default() };
-        let request = ScanRequest { id: Uuid::nil(), target: "pulsar".into(), scope: globs, trigger: Trigger::Cli };
-        assert!(index.begin(SHARD, &request, NOW).await.unwrap().is_none());
+        assert!(index.begin(SHARD, Uuid::nil(), &globs, false, NOW).await.unwrap().is_none());
         // A full scan knows best.
         scan(&index, 3, (Scope::default(), Trigger::Timer), &[], NOW).await;
         assert_eq!((index.first_ms(SHARD).await.unwrap(), index.earliest().await.unwrap().len()), (None, 0));

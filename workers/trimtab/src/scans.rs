@@ -401,7 +401,7 @@ impl Scans {
             let (scan, others) = (report.scan.id, whole.others(report.scan.id));
             let stopped = over_followed(report, whole, others, caps);
             let part = if stopped.is_some() { Proposed::default() } else { report.proposed };
-            whole.followed = sum(others, part);
+            whole.followed = others.and(part);
             whole.last = Some((scan, part));
             stopped
         })
@@ -573,14 +573,6 @@ fn whole_key(target: &str) -> String {
     format!("last/{}", key_of(target, "whole"))
 }
 
-fn sum(a: Proposed, b: Proposed) -> Proposed {
-    Proposed {
-        acts: a.acts.saturating_add(b.acts),
-        ledgers: a.ledgers.saturating_add(b.ledgers),
-        bytes: a.bytes.saturating_add(b.bytes),
-    }
-}
-
 /// Why the clocks forbid to act, if so: something was written later than now.
 pub fn skewed(newest_ms: i64, behind_ms: i64, now_ms: i64, caps: &Caps) -> Option<String> {
     let ahead_ms = newest_ms.saturating_sub(now_ms);
@@ -633,7 +625,7 @@ fn over_followed(report: &ScanReport, whole: &Whole, others: Proposed, caps: &Ca
         let why = "no scan of everything is known that it could be compared with; the next one finds the same";
         return Some(why.to_owned());
     }
-    let all = sum(others, report.proposed);
+    let all = others.and(report.proposed);
     let together = "together with what followed scans have proposed since the last scan of everything";
     let until = "the next scan of everything begins anew";
     if all.acts > caps.max_acts {

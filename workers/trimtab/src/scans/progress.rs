@@ -1,11 +1,12 @@
 //! How far a scan is: one document, which whoever has read a shard adds it to, by compare-and-set and once.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
 use serde::{Deserialize, Serialize};
-use trimtab_events::{ScanRef, ScanReport, ScanRequest};
+use trimtab_events::{ScanRef, ScanReport, Trigger};
 
 /// Shards in a page of the list, and in what is emitted at once.
 pub const SHARDS_PAGE: usize = 64;
@@ -24,8 +25,8 @@ const WHY: usize = 300;
 /// How far a scan is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// What was asked for.
-    pub request: ScanRequest,
+    /// Who asked for it.
+    pub trigger: Trigger,
     /// What its finished shards came to. Names the scan as it is led.
     pub report: ScanReport,
     /// Topics of users in them.
@@ -68,10 +69,10 @@ pub struct Part {
 }
 
 /// What became of a [`Part`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Merged {
-    /// It is in the report now. The page of the list that is to be emitted next, if it is time.
-    In(Option<usize>),
+    /// It is in the report now. Those shards that are to be emitted next, if it is time.
+    In(Option<Range<u32>>),
     /// The shard was finished before.
     Before,
     /// The scan is led anew since it was emitted: whoever leads has emitted it again.
@@ -111,9 +112,9 @@ impl<'de> Deserialize<'de> for Bits {
 
 impl Progress {
     /// A scan of so many shards that has seen nothing yet.
-    pub fn begun(request: &ScanRequest, report: ScanReport, shards: u32) -> Progress {
+    pub fn begun(trigger: Trigger, report: ScanReport, shards: u32) -> Progress {
         Progress {
-            request: request.clone(),
+            trigger,
             user_topics: 0,
             newest_ms: 0,
             behind_ms: 0,
@@ -177,9 +178,9 @@ impl Progress {
         if self.emitted == self.shards || under_way >= u64::from(UNDER_WAY) {
             return Merged::In(None);
         }
-        let page = self.emitted as usize / SHARDS_PAGE;
-        self.emitted = self.emitted.saturating_add(SHARDS_PAGE as u32).min(self.shards);
-        Merged::In(Some(page))
+        let from = self.emitted;
+        self.emitted = from.saturating_add(SHARDS_PAGE as u32).min(self.shards);
+        Merged::In(Some(from..self.emitted))
     }
 
     fn add(&mut self, part: &Part) {
@@ -203,9 +204,7 @@ impl Progress {
         if from.survey.is_some() {
             to.survey.clone_from(&from.survey);
         }
-        to.proposed.acts += from.proposed.acts;
-        to.proposed.ledgers += from.proposed.ledgers;
-        to.proposed.bytes = to.proposed.bytes.saturating_add(from.proposed.bytes);
+        to.proposed = to.proposed.and(from.proposed);
         to.candidates += from.candidates;
         to.operations += from.operations;
         self.user_topics += part.user_topics;
@@ -236,7 +235,7 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use trimtab_events::{Proposed, Scope, Trigger};
+    use trimtab_events::{Proposed, Scope};
     use uuid::Uuid;
 
     use super::*;
@@ -246,9 +245,7 @@ mod tests {
     }
 
     fn progress(shards: u32) -> Progress {
-        let request =
-            ScanRequest { id: Uuid::nil(), target: "t".to_owned(), scope: Scope::default(), trigger: Trigger::Cli };
-        Progress::begun(&request, ScanReport::begun(scan(1), "t", &request.scope, 0), shards)
+        Progress::begun(Trigger::Cli, ScanReport::begun(scan(1), "t", &Scope::default(), 0), shards)
     }
 
     fn part(fence: u64, acts: u64) -> Part {
@@ -265,10 +262,10 @@ mod tests {
         while let Some(index) = waiting.pop() {
             assert!(waiting.len() < 96, "{} under way", waiting.len());
             match progress.merge(index, &part(1, 2), 0) {
-                Merged::In(Some(page)) => {
-                    let from = page as u32 * SHARDS_PAGE as u32;
-                    assert_eq!(progress.emitted, (from + 64).min(1000));
-                    waiting.extend(from..progress.emitted);
+                Merged::In(Some(next)) => {
+                    assert_eq!((next.start % 64, next.end), (0, (next.start + 64).min(1000)));
+                    assert_eq!(progress.emitted, next.end);
+                    waiting.extend(next);
                 }
                 other => assert_eq!(other, Merged::In(None)),
             }

@@ -14,8 +14,8 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use trimtab_bus::{BusError, Lease, Role, Store};
 use trimtab_events::{
     Announced, Body, Candidate, Decision, Event, LedgerCandidate, Notice, OrphanCandidate, Page, ScanRef, ScanReport,
-    ScanRequest, ScanShard, SubscriberCandidate, SubscriberClass, SurveyReport, TopicClass, Trace, Verdict, event_id,
-    key_of,
+    ScanRequest, ScanShard, SubscriberCandidate, SubscriberClass, SurveyReport, TopicClass, Trace, Trigger, Verdict,
+    event_id, key_of,
 };
 use trimtab_policy::rules::exclude::UNKNOWN;
 use trimtab_policy::{Context, Policy, abridge, decide, decide_orphan, decide_subscribers, needs};
@@ -102,7 +102,7 @@ enum Begun {
 /// A shard while it is read.
 struct Scan {
     lease: Lease,
-    request: ScanRequest,
+    trigger: Trigger,
     /// What it came to, as the report of a scan of it alone.
     report: ScanReport,
     /// Its place in the list.
@@ -241,7 +241,7 @@ impl Scanner {
         let shards = self.while_leading(lease, scan, self.parts.inventory.shards(&request.scope)).await??;
         let count = u32::try_from(shards.len()).map_err(|e| Failure::new(Class::Bug, e))?;
         let report = ScanReport::begun(scan, &self.parts.target, &request.scope, now);
-        let progress = Progress::begun(request, report, count);
+        let progress = Progress::begun(request.trigger, report, count);
         let begun = self.while_leading(lease, scan, self.scans.begin(&progress, &shards)).await??;
         Ok(begun.then_some(progress))
     }
@@ -282,16 +282,7 @@ impl Scanner {
     /// Emits the shards that are missing. Where the queue has no room, perhaps for requests that wait for the end of this scan, one is read
     /// right here.
     async fn emit_missing(&self, progress: &Progress, out: &Out) -> Result<(), Failure> {
-        let missing = progress.missing();
-        let mut shards = Vec::with_capacity(missing.len());
-        let mut page = (usize::MAX, Vec::new());
-        for index in missing {
-            let number = index as usize / SHARDS_PAGE;
-            if page.0 != number {
-                page = (number, self.scans.shards(progress, number).await?);
-            }
-            shards.extend(self.shard_event(progress, index, &page.1)?);
-        }
+        let shards = self.shard_events(progress, progress.missing()).await?;
         match tokio::time::timeout(ROOM, out.emit_all(&shards)).await {
             Ok(emitted) => emitted.map(drop),
             Err(_) => {
@@ -304,6 +295,20 @@ impl Scanner {
                 }
             }
         }
+    }
+
+    /// The events of some shards of a scan, by their places in its list, in order.
+    async fn shard_events(&self, progress: &Progress, places: Vec<u32>) -> Result<Vec<Event>, Failure> {
+        let mut shards = Vec::with_capacity(places.len());
+        let mut page = (usize::MAX, Vec::new());
+        for index in places {
+            let number = index as usize / SHARDS_PAGE;
+            if page.0 != number {
+                page = (number, self.scans.shards(progress, number).await?);
+            }
+            shards.extend(self.shard_event(progress, index, &page.1)?);
+        }
+        Ok(shards)
     }
 
     fn shard_event(&self, progress: &Progress, index: u32, page: &[String]) -> Result<Option<Event>, Failure> {
@@ -347,12 +352,8 @@ impl Scanner {
         match merged {
             Merged::Before | Merged::In(None) => {}
             Merged::Outdated => return Ok(()),
-            Merged::In(Some(page)) => {
-                let names = self.scans.shards(&progress, page).await?;
-                let first = page * SHARDS_PAGE;
-                let indexes = (first..first + names.len()).filter_map(|index| u32::try_from(index).ok());
-                let events = indexes.filter_map(|index| self.shard_event(&progress, index, &names).transpose());
-                let events: Vec<Event> = events.collect::<Result<_, _>>()?;
+            Merged::In(Some(next)) => {
+                let events = self.shard_events(&progress, next.collect()).await?;
                 match tokio::time::timeout(ROOM, out.emit_all(&events)).await {
                     Ok(Ok(_)) => {}
                     Ok(Err(e)) => warn!(error = %e, "more shards could not be emitted; they are later"),
@@ -387,8 +388,8 @@ impl Scanner {
         let others = progress.acts_but(asked.index);
         Ok(Begun::Scan(Box::new(Scan {
             lease,
-            report: ScanReport::begun(asked.scan, &self.parts.target, &progress.request.scope, self.now_ms()),
-            request: progress.request,
+            report: ScanReport::begun(asked.scan, &self.parts.target, &progress.report.scope, self.now_ms()),
+            trigger: progress.trigger,
             index: asked.index,
             others,
             emitted: 0,
@@ -488,7 +489,7 @@ impl Scanner {
         scan.report.failed_shards.insert(shard.to_owned(), why);
         scan.due = None;
         if self.parts.follow.is_some() {
-            self.due.failed(shard, &scan.request.scope, self.now_ms()).await?;
+            self.due.failed(shard, &scan.report.scope, self.now_ms()).await?;
         }
         Ok(())
     }
@@ -527,15 +528,18 @@ impl Scanner {
     /// Reads a shard once. The inner error is of reading, the outer one of everything else.
     async fn shard(&self, shard: &str, scan: &mut Scan, out: &Out) -> Result<Result<(), TargetError>, Failure> {
         let parts = &self.parts;
-        let scope = scan.request.scope.clone();
+        let scope = scan.report.scope.clone();
         // Whether a subscriber is stale is seen over complete scans.
-        let follows = scan.request.trigger.follows();
+        let follows = scan.trigger.follows();
         let reads = |topic: &LedgerCandidate| {
             let reads = reads(topic, &parts.policy, &parts.target, parts.clock.now_ms());
             Reads { subscribers: reads.subscribers && !follows, ..reads }
         };
         scan.due = match parts.follow {
-            Some(every) => self.due.begin(shard, &scan.request, horizon_ms(self.now_ms(), every)).await?,
+            Some(every) => {
+                let until_ms = horizon_ms(self.now_ms(), every);
+                self.due.begin(shard, scan.report.scan.id, &scope, follows, until_ms).await?
+            }
             None => None,
         };
         scan.page = 0;
@@ -820,7 +824,7 @@ impl Scanner {
         }
         let (scan, caps) = (ScanRef { id, fence: lease.fence }, &self.parts.caps);
         self.scans.lead(&self.parts.target, &Leader { scan, ended: false, at_ms: self.now_ms() }).await?;
-        let Progress { request, mut report, user_topics, newest_ms, behind_ms, more_failed, .. } = progress;
+        let Progress { trigger, mut report, user_topics, newest_ms, behind_ms, more_failed, .. } = progress;
         let last = self.scans.last_topics(&self.parts.target, &report.scope).await?;
         report.scan = scan;
         report.ended_ms = self.now_ms();
@@ -829,7 +833,7 @@ impl Scanner {
         }
         report.stopped = skewed(newest_ms, behind_ms, report.ended_ms, caps);
         if report.stopped.is_none() {
-            report.stopped = self.judge(&request, &report, user_topics, last).await?;
+            report.stopped = self.judge(trigger, &report, user_topics, last).await?;
         }
         let gate = Gate {
             scan,
@@ -861,20 +865,20 @@ impl Scanner {
     /// Holds what was seen against the limits: why nothing may be carried out, if so.
     async fn judge(
         &self,
-        request: &ScanRequest,
+        trigger: Trigger,
         report: &ScanReport,
         user_topics: u64,
         last_topics: Option<u64>,
     ) -> Result<Option<String>, Failure> {
         let caps = &self.parts.caps;
-        if request.trigger.follows() {
+        if trigger.follows() {
             return match shrunk(report, last_topics, caps) {
                 Some(why) => Ok(Some(why)),
                 None => self.scans.follow(report, caps).await,
             };
         }
         // What could not be read makes shares of the whole look larger than they are, never smaller.
-        if self.parts.follow.is_some() && request.scope.is_all() && shrunk(report, last_topics, caps).is_none() {
+        if self.parts.follow.is_some() && report.scope.is_all() && shrunk(report, last_topics, caps).is_none() {
             let whole = Whole { scan: report.scan.id, user_topics, bytes: report.bytes, ..Whole::default() };
             self.scans.set_whole(&self.parts.target, &whole).await?;
         }
