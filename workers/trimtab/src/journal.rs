@@ -48,6 +48,12 @@ pub enum RecordKind {
     Recovery,
     /// A person confirmed what a limit had stopped.
     Confirm,
+    /// A person approved a plan: from here on its decisions may be carried out.
+    Approve,
+    /// A person stopped what was being carried out of a scan or an approved plan.
+    Stop,
+    /// A person had an event that was given up put back into its queue, or taken away for good.
+    Letter,
     /// Evidence that a call may erase.
     Evidence,
     /// Something about this file itself.
@@ -425,27 +431,81 @@ pub struct Chain {
 /// # Errors
 /// The first record that does not fit, and how.
 pub fn read(path: &Path, mut each: impl FnMut(Record)) -> Result<Chain, JournalError> {
-    let error = |what, why: String| JournalError { path: path.display().to_string(), what, why };
-    let file = File::open(path).map_err(|e| error("cannot be read", e.to_string()))?;
-    let mut reader = BufReader::with_capacity(1 << 16, file);
-    let (mut head, mut seq, mut line) = ([0_u8; 32], 0_u64, Vec::new());
-    loop {
-        line.clear();
-        let read = reader.read_until(b'\n', &mut line).map_err(|e| error("cannot be read", e.to_string()))?;
-        if read == 0 || line.last() != Some(&b'\n') {
-            return Ok(Chain { records: seq, head: hex(&head), torn: read > 0 });
-        }
-        line.pop();
-        let (record, says, covered) =
-            split(&line).map_err(|why| error("is damaged", format!("record {seq}: {why}")))?;
-        let is = hash(&head, covered);
-        if record.seq != seq || is != says {
-            let why = format!("record {seq}: it was changed, or records before it were changed, moved or removed");
-            return Err(error("is damaged", why));
-        }
-        (head, seq) = (is, seq + 1);
-        each(record);
+    Tail::new(path).read(u64::MAX, |record, _| each(record))
+}
+
+/// Where a record is in its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Its first byte.
+    pub at: u64,
+    /// Its bytes, without the line's end.
+    pub length: u64,
+}
+
+/// Reads a journal that may still grow, from the first record on, and checks the chain as it goes.
+#[derive(Debug)]
+pub struct Tail {
+    path: PathBuf,
+    at: u64,
+    head: [u8; 32],
+    seq: u64,
+}
+
+impl Tail {
+    /// From the first record on.
+    pub fn new(path: &Path) -> Tail {
+        Tail { path: path.to_owned(), at: 0, head: [0; 32], seq: 0 }
     }
+
+    /// Hands over what was written since, at most so many records, each with its place. The chain up to there.
+    ///
+    /// # Errors
+    /// The first record that does not fit, and how; the next call finds the same.
+    pub fn read(&mut self, most: u64, mut each: impl FnMut(Record, Place)) -> Result<Chain, JournalError> {
+        let error = |what, why: String| failed(&self.path, what, why);
+        let mut file = File::open(&self.path).map_err(|e| error("cannot be read", e.to_string()))?;
+        let length = file.metadata().map_err(|e| error("cannot be read", e.to_string()))?.len();
+        if length < self.at {
+            return Err(error("is not the same", format!("it had {} bytes before, and has {length} by now", self.at)));
+        }
+        file.seek(SeekFrom::Start(self.at)).map_err(|e| error("cannot be read", e.to_string()))?;
+        let mut reader = BufReader::with_capacity(1 << 16, file);
+        let (mut line, until) = (Vec::new(), self.seq.saturating_add(most));
+        while self.seq < until {
+            line.clear();
+            let read = reader.read_until(b'\n', &mut line).map_err(|e| error("cannot be read", e.to_string()))?;
+            if read == 0 || line.last() != Some(&b'\n') {
+                return Ok(Chain { records: self.seq, head: hex(&self.head), torn: read > 0 });
+            }
+            line.pop();
+            let seq = self.seq;
+            let (record, says, covered) =
+                split(&line).map_err(|why| error("is damaged", format!("record {seq}: {why}")))?;
+            let is = hash(&self.head, covered);
+            if record.seq != seq || is != says {
+                let why = format!("record {seq}: it was changed, or records before it were changed, moved or removed");
+                return Err(error("is damaged", why));
+            }
+            let place = Place { at: self.at, length: line.len() as u64 };
+            (self.head, self.seq, self.at) = (is, seq + 1, self.at + read as u64);
+            each(record, place);
+        }
+        Ok(Chain { records: self.seq, head: hex(&self.head), torn: false })
+    }
+}
+
+/// Reads one record where a [`Tail`] found it.
+///
+/// # Errors
+/// When there is none.
+pub fn read_at(path: &Path, place: Place) -> Result<Record, JournalError> {
+    let error = |why: String| failed(path, "cannot be read", why);
+    let mut file = File::open(path).map_err(|e| error(e.to_string()))?;
+    file.seek(SeekFrom::Start(place.at)).map_err(|e| error(e.to_string()))?;
+    let mut line = Vec::new();
+    file.take(place.length).read_to_end(&mut line).map_err(|e| error(e.to_string()))?;
+    split(&line).map(|(record, ..)| record).map_err(error)
 }
 
 /// Checks a journal, and that its record number `records` − 1 had the hash `head` where an earlier head is given.

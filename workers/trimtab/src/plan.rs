@@ -1,5 +1,7 @@
-//! Planning: reads, decides, and hands the items over one after the other. Nothing is called, nothing is kept.
+//! Planning: reads, decides, and hands the items over one after the other. Nothing is called; what is kept is the plan itself.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,14 +10,16 @@ use tokio::task::JoinHandle;
 use tracing::warn;
 use trimtab_bus::Store;
 use trimtab_events::{
-    Candidate, Decision, LedgerCandidate, PlanItem, ScanRef, ScanReport, Scope, SubscriberCandidate, TopicClass,
-    Verdict, split_subscriber,
+    Candidate, Decision, LedgerCandidate, PLAN_FORMAT, Plan, PlanItem, PlanTotals, Proposed, ScanRef, ScanReport, Scope,
+    SubscriberCandidate, TopicClass, Verdict, split_subscriber,
 };
 use trimtab_policy::{Context, Policy, check_any, decide_any};
 use trimtab_targets::bookkeeper::ALL_LEDGERS;
 use trimtab_targets::{Class, Inventory, Item, Reads, TargetError};
 
-use crate::activity::{Cleared, ShardWatch, Watch};
+use crate::activity::{Activity, Cleared, ShardWatch, Watch};
+use crate::config::Caps;
+use crate::scans::over_caps;
 use crate::sightings::Sightings;
 use crate::worker::Failure;
 use crate::workers::{SHARD_TRIES, add_survey, count, count_log, count_orphan, count_subscriber, reads};
@@ -51,6 +55,160 @@ pub struct Planned {
     pub user_topics: u64,
     /// What could not be read.
     pub problems: Vec<String>,
+}
+
+/// What plans of one target are made with, again and again.
+pub struct Planner {
+    /// What is read.
+    pub inventory: Arc<dyn Inventory>,
+    /// What decides.
+    pub policy: Policy,
+    /// Name of the target.
+    pub target: String,
+    /// Name of the cluster that it is a part of.
+    pub cluster: String,
+    /// It is about ledgers that nothing names.
+    pub orphans: bool,
+    /// Where it is remembered what was seen of subscribers, or of ledgers that nothing names. Without it nothing is known of either.
+    pub store: Option<Arc<dyn Store>>,
+    /// What is seen is remembered from now on.
+    pub remember: bool,
+    /// How long a plan may be applied. Default: 24 h.
+    pub valid: Option<Duration>,
+}
+
+impl Planner {
+    /// Makes a plan, handing over its items. `scan` names it in its decisions.
+    ///
+    /// # Errors
+    /// As [`Planning::run`], and when what is remembered cannot be read.
+    pub async fn plan(
+        &self,
+        scan: ScanRef,
+        scope: &Scope,
+        now_ms: i64,
+        explain: bool,
+        each: &mut dyn FnMut(PlanItem),
+    ) -> Result<Planned, Failure> {
+        let watch = match &self.store {
+            Some(store) => Some(Activity::new(store.clone(), &self.cluster).begin().await?),
+            None => None,
+        };
+        let sightings = self.store.clone().map(|store| (store, self.remember && scope.is_all()));
+        let planning = Planning {
+            inventory: self.inventory.as_ref(),
+            policy: &self.policy,
+            target: &self.target,
+            scope,
+            now_ms,
+            explain,
+            watch: watch.as_ref().map(|watch| (watch, self.remember && scope.whole_namespaces())),
+            sightings: sightings.filter(|_| self.orphans),
+        };
+        Ok(planning.run(scan, each).await?)
+    }
+
+    /// The plan but for its items. `identity` is the cluster's, read before.
+    pub fn head(&self, identity: String, scope: Scope, now_ms: i64, planned: &Planned) -> Plan {
+        let report = &planned.report;
+        let valid = self.valid.map_or(24 * 3600 * 1000, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX));
+        Plan {
+            format_version: PLAN_FORMAT.to_owned(),
+            made_by: format!("trimtab {}", env!("CARGO_PKG_VERSION")),
+            target: self.target.clone(),
+            cluster: identity,
+            scope,
+            policy: self.policy.hash().to_owned(),
+            now_ms,
+            expires_ms: now_ms.saturating_add(valid),
+            complete: report.complete,
+            totals: PlanTotals {
+                topics: report.topics,
+                bytes: report.bytes,
+                verdicts: report.verdicts.clone(),
+                subscribers: report.subscribers.clone(),
+                unknown: report.unknown,
+                proposed: report.proposed,
+            },
+            problems: planned.problems.clone(),
+            survey: report.survey.clone(),
+            items: Vec::new(),
+        }
+    }
+}
+
+/// Why `proposed`, all of a plan or a part of it, must not be carried out before a person has looked, if so.
+pub fn stopped(plan: &Plan, proposed: Proposed, scan: ScanRef, caps: &Caps) -> Option<String> {
+    let totals = &plan.totals;
+    let report = ScanReport {
+        topics: totals.topics,
+        bytes: totals.bytes,
+        proposed,
+        survey: plan.survey.clone(),
+        ..ScanReport::begun(scan, &plan.target, &plan.scope, plan.now_ms)
+    };
+    // Of a system whose logs are no candidates of their own, subscribers are what is acted on.
+    let alone = totals.verdicts.is_empty();
+    let parts = if alone { totals.subscribers.values().sum() } else { totals.topics };
+    over_caps(&report, parts, None, caps)
+}
+
+/// Items on disk: a plan of a large cluster does not fit in memory.
+pub struct Spool {
+    file: BufWriter<File>,
+    count: u64,
+    failed: Option<std::io::Error>,
+}
+
+impl Spool {
+    /// In a temporary file.
+    ///
+    /// # Errors
+    /// When none can be made.
+    pub fn new() -> std::io::Result<Spool> {
+        Ok(Spool { file: BufWriter::new(tempfile::tempfile()?), count: 0, failed: None })
+    }
+
+    /// Adds an item. An error is told by whoever reads next.
+    pub fn push(&mut self, item: &PlanItem) {
+        self.count += 1;
+        let written = serde_json::to_writer(&mut self.file, item).map_err(std::io::Error::from);
+        if let Err(e) = written.and_then(|()| self.file.write_all(b"\n")) {
+            self.failed.get_or_insert(e);
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The items, each a line of JSON.
+    ///
+    /// # Errors
+    /// When one could not be written, or they cannot be read.
+    pub fn lines(&mut self) -> std::io::Result<impl Iterator<Item = std::io::Result<String>> + '_> {
+        if let Some(e) = self.failed.take() {
+            return Err(e);
+        }
+        self.file.flush().and_then(|()| self.file.rewind())?;
+        Ok(BufReader::new(self.file.get_ref()).lines())
+    }
+
+    /// Writes the whole plan as one JSON object. `items` is its last field, so they follow the rest one by one.
+    ///
+    /// # Errors
+    /// When it cannot be written, or the items cannot be read.
+    pub fn write(&mut self, head: &Plan, out: &mut dyn Write) -> std::io::Result<()> {
+        let text = serde_json::to_string(head)?;
+        let open = text.strip_suffix("]}").ok_or_else(|| std::io::Error::other("a plan ends with its items"))?;
+        out.write_all(open.as_bytes())?;
+        for (index, line) in self.lines()?.enumerate() {
+            out.write_all(if index == 0 { b"\n" } else { b",\n" })?;
+            out.write_all(line?.as_bytes())?;
+        }
+        out.write_all(b"\n]}\n").and_then(|()| out.flush())
+    }
 }
 
 /// How many problems a plan lists.

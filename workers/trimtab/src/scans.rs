@@ -424,6 +424,70 @@ impl Scans {
         Ok(self.get(&format!("gate/{scan}")).await?.map(|(gate, _)| gate))
     }
 
+    /// The gates of scans that began since, the newest first, at most `limit`. Their ids are of version 7: in order of time.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn gates(&self, since_ms: i64, limit: usize) -> Result<Vec<Gate>, Failure> {
+        let ms = u64::try_from(since_ms).unwrap_or(0);
+        let mut after = format!("gate/{}", uuid::Builder::from_unix_timestamp_millis(ms, &[0; 10]).into_uuid());
+        let mut newest = std::collections::VecDeque::new();
+        loop {
+            let page = self.store.list(BUCKET, "gate/", Some(&after), 256).await?;
+            let Some(last) = page.last() else { return Ok(newest.into_iter().rev().collect()) };
+            after.clone_from(&last.key);
+            for document in &page {
+                newest.push_back(read(document)?);
+                if newest.len() > limit {
+                    newest.pop_front();
+                }
+            }
+        }
+    }
+
+    /// Writes the gate of a plan that a person approved: its decisions come from no scan that could end. Refused when there is one: what was
+    /// approved once is not approved again.
+    ///
+    /// # Errors
+    /// When the store fails, or the gate is there.
+    pub async fn approve(&self, gate: &Gate) -> Result<(), Failure> {
+        match self.store.put(BUCKET, &format!("gate/{}", gate.scan.id), &written(gate)?, Expect::Absent).await {
+            Ok(_) => Ok(()),
+            Err(BusError::Conflict { .. }) => {
+                Err(Failure::new(Class::Gone, format!("plan {} was approved before", gate.scan.id)))
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Closes a gate: nothing more of its scan begins until somebody confirms it.
+    ///
+    /// # Errors
+    /// When the store fails or there is no such gate.
+    pub async fn stop(&self, scan: Uuid, why: &str) -> Result<Gate, Failure> {
+        let key = format!("gate/{scan}");
+        for _ in 0..100 {
+            let Some((mut gate, revision)) = self.get::<Gate>(&key).await? else {
+                return Err(Failure::new(Class::Invalid, format!("no scan {scan} has ended here")));
+            };
+            (gate.stopped, gate.confirmed_by) = (Some(why.to_owned()), None);
+            match self.store.put(BUCKET, &key, &written(&gate)?, Expect::Revision(revision)).await {
+                Ok(_) => return Ok(gate),
+                Err(BusError::Conflict { .. }) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Err(Failure::new(Class::Transient, format!("document {BUCKET}/{key} kept changing")))
+    }
+
+    /// What was set aside for acts of a scan.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn budget(&self, scan: Uuid) -> Result<Budget, Failure> {
+        Ok(self.get(&format!("budget/{scan}")).await?.map(|(budget, _)| budget).unwrap_or_default())
+    }
+
     /// Opens a gate that a limit had closed.
     ///
     /// # Errors

@@ -1,14 +1,13 @@
 //! `plan`, `apply` and `snapshot`.
 
-use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
+use std::io::BufWriter;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::StreamExt;
-use trimtab_events::{Decision, Outcome, PLAN_FORMAT, Plan, PlanItem, PlanTotals, ScanRef, Scope, Status};
-use trimtab_policy::Policy;
+use trimtab_events::{Decision, Outcome, PLAN_FORMAT, Plan, PlanItem, ScanRef, Status};
 use trimtab_targets::bookkeeper::{self, LedgerSnapshot};
 use trimtab_targets::hedwig::HedwigSnapshot;
 use trimtab_targets::pulsar::snapshot::{Snapshot, write};
@@ -21,8 +20,8 @@ use super::{Context, Exit, Usage, runtime};
 use crate::activity::Activity;
 use crate::clock::{Clock, ago, timestamp};
 use crate::config::{Config, System, show_bytes};
-use crate::plan::{Planned, Planning};
-use crate::scans::{Scans, over_caps};
+use crate::plan::{Planned, Planner, Spool, stopped};
+use crate::scans::Scans;
 use crate::sign::{Signer, Trusted};
 use crate::worker::{Failure, Out};
 use crate::workers::{Executor, ExecutorParts};
@@ -66,36 +65,36 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
     let orphans = config.system == System::Bookkeeper;
     let remembers = (orphans || policy.judges_any_subscriber()) && (args.remember || args.snapshot.is_none());
     let wires = if remembers { Some(runtime::wires(&config, &runtime::instance()).await?) } else { None };
-    let watch = match &wires {
-        Some(wires) => Some(Activity::new(wires.store.clone(), config.cluster()).begin().await?),
-        None => None,
-    };
-    let sightings = wires.as_ref().map(|wires| (wires.store.clone(), args.remember && scope.is_all()));
-    let planning = Planning {
-        sightings: sightings.filter(|_| orphans),
-        watch: watch.as_ref().map(|watch| (watch, args.remember && scope.whole_namespaces())),
-        inventory: inventory.as_ref(),
-        policy: &policy,
-        target: config.target(),
-        scope: &scope,
-        now_ms,
-        explain: args.explain.is_some(),
+    let planner = Planner {
+        inventory,
+        policy,
+        target: config.target().to_owned(),
+        cluster: config.cluster().to_owned(),
+        orphans,
+        store: wires.as_ref().map(|wires| wires.store.clone()),
+        remember: args.remember,
+        valid: config.decision_valid,
     };
     // Before anything else: a server that goes away in the middle costs what it had not told yet, not the whole plan.
-    let identity = inventory.identity().await?;
-    let mut spool = Spool::new()?;
+    let identity = planner.inventory.identity().await?;
+    let (mut spool, mut groups) = (Spool::new().context("making a temporary file for the plan")?, Groups::default());
     let scan = ScanRef { id: Uuid::now_v7(), fence: 0 };
-    let planned = planning.run(scan, &mut |item| spool.push(&item)).await?;
-    let head = head(&config, &policy, identity, scope, now_ms, &planned);
+    let mut each = |item: PlanItem| {
+        groups.add(&item);
+        spool.push(&item);
+    };
+    let planned = planner.plan(scan, &scope, now_ms, args.explain.is_some(), &mut each).await?;
+    let head = planner.head(identity, scope, now_ms, &planned);
+    let failed = "writing the plan";
     if let Some(file) = &args.out {
         let out = std::fs::File::create(file).with_context(|| format!("writing the plan {}", file.display()))?;
-        spool.write(&head, &mut BufWriter::new(&out))?;
+        spool.write(&head, &mut BufWriter::new(&out)).context(failed)?;
         out.sync_all().with_context(|| format!("writing the plan {}", file.display()))?;
     }
     if context.json() {
-        spool.write(&head, &mut BufWriter::new(std::io::stdout().lock()))?;
+        spool.write(&head, &mut BufWriter::new(std::io::stdout().lock())).context(failed)?;
     } else {
-        print_plan(&head, &planned, &mut spool, &args)?;
+        print_plan(&head, &planned, &mut spool, &groups, &args)?;
     }
     Ok(if !planned.report.complete || planned.report.unknown > 0 {
         Exit::Partial
@@ -106,88 +105,22 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
     })
 }
 
-fn head(config: &Config, policy: &Policy, cluster: String, scope: Scope, now_ms: i64, planned: &Planned) -> Plan {
-    let report = &planned.report;
-    let valid = config.decision_valid.map_or(24 * 3600 * 1000, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX));
-    Plan {
-        format_version: PLAN_FORMAT.to_owned(),
-        made_by: format!("trimtab {}", env!("CARGO_PKG_VERSION")),
-        target: config.target().to_owned(),
-        cluster,
-        scope,
-        policy: policy.hash().to_owned(),
-        now_ms,
-        expires_ms: now_ms.saturating_add(valid),
-        complete: report.complete,
-        totals: PlanTotals {
-            topics: report.topics,
-            bytes: report.bytes,
-            verdicts: report.verdicts.clone(),
-            subscribers: report.subscribers.clone(),
-            unknown: report.unknown,
-            proposed: report.proposed,
-        },
-        problems: planned.problems.clone(),
-        survey: report.survey.clone(),
-        items: Vec::new(),
-    }
-}
-
-/// Items on disk: a plan of a large cluster does not fit in memory.
-struct Spool {
-    file: BufWriter<std::fs::File>,
-    groups: Groups,
-    count: u64,
-    failed: Option<std::io::Error>,
-}
-
-impl Spool {
-    fn new() -> anyhow::Result<Spool> {
-        let file = tempfile::tempfile().context("making a temporary file for the plan")?;
-        Ok(Spool { file: BufWriter::new(file), groups: Groups::default(), count: 0, failed: None })
-    }
-
-    fn push(&mut self, item: &PlanItem) {
-        self.groups.add(item);
-        self.count += 1;
-        let written = serde_json::to_writer(&mut self.file, item).map_err(std::io::Error::from);
-        if let Err(e) = written.and_then(|()| self.file.write_all(b"\n")) {
-            self.failed.get_or_insert(e);
-        }
-    }
-
-    fn lines(&mut self) -> anyhow::Result<impl Iterator<Item = std::io::Result<String>> + '_> {
-        if let Some(e) = self.failed.take() {
-            return Err(e).context("writing the plan's temporary file");
-        }
-        self.file.flush().and_then(|()| self.file.rewind()).context("reading the plan's temporary file")?;
-        Ok(BufReader::new(self.file.get_ref()).lines())
-    }
-
-    /// Writes the whole plan as one JSON object. `items` is its last field, so they follow the rest one by one.
-    fn write(&mut self, head: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
-        let text = serde_json::to_string(head)?;
-        let open = text.strip_suffix("]}").context("a plan ends with its items")?;
-        let failed = "writing the plan";
-        out.write_all(open.as_bytes()).context(failed)?;
-        for (index, line) in self.lines()?.enumerate() {
-            out.write_all(if index == 0 { b"\n" } else { b",\n" }).context(failed)?;
-            out.write_all(line.context(failed)?.as_bytes()).context(failed)?;
-        }
-        out.write_all(b"\n]}\n").and_then(|()| out.flush()).context(failed)
-    }
-}
-
 /// Topics that a plan for a person lists, the first ones.
 const LISTED: usize = 200;
 
-fn print_plan(head: &Plan, planned: &Planned, spool: &mut Spool, args: &PlanArgs) -> anyhow::Result<()> {
+fn print_plan(
+    head: &Plan,
+    planned: &Planned,
+    spool: &mut Spool,
+    groups: &Groups,
+    args: &PlanArgs,
+) -> anyhow::Result<()> {
     if args.explain.is_some() {
         explain(spool, head.now_ms, args.explain.as_deref() == Some(""))?;
-    } else if spool.groups.is_empty() {
+    } else if groups.is_empty() {
         println!("Nothing to reclaim.");
     } else {
-        spool.groups.print();
+        groups.print();
     }
     println!("\n{}", table::totals(&planned.report));
     if let Some(survey) = &planned.report.survey {
@@ -208,8 +141,8 @@ fn print_plan(head: &Plan, planned: &Planned, spool: &mut Spool, args: &PlanArgs
 }
 
 fn explain(spool: &mut Spool, now_ms: i64, cut: bool) -> anyhow::Result<()> {
-    let count = spool.count;
-    for (index, line) in spool.lines()?.enumerate() {
+    let count = spool.count();
+    for (index, line) in spool.lines().context("reading the plan's temporary file")?.enumerate() {
         if cut && index == LISTED {
             println!("… and {} more; --output json shows all", count - LISTED as u64);
             break;
@@ -286,7 +219,7 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<
             plan.cluster
         )));
     }
-    if let Some(why) = stopped(&plan, scan, &config) {
+    if let Some(why) = stopped(&plan, plan.totals.proposed, scan, &config.caps) {
         eprintln!("stopped before the first act: {why}");
         return Ok(Exit::Stopped);
     }
@@ -345,21 +278,6 @@ async fn carry_out(executor: &Executor, decision: &Decision, out: &Out) -> Resul
 
 /// How often `apply` tries again, each time after twice as long: half a minute in all.
 const APPLY_AGAIN: u32 = 4;
-
-fn stopped(plan: &Plan, scan: ScanRef, config: &Config) -> Option<String> {
-    let totals = &plan.totals;
-    let report = trimtab_events::ScanReport {
-        topics: totals.topics,
-        bytes: totals.bytes,
-        proposed: totals.proposed,
-        survey: plan.survey.clone(),
-        ..trimtab_events::ScanReport::begun(scan, &plan.target, &plan.scope, plan.now_ms)
-    };
-    // Of a system whose logs are no candidates of their own, subscribers are what is acted on.
-    let alone = totals.verdicts.is_empty();
-    let parts = if alone { totals.subscribers.values().sum() } else { totals.topics };
-    over_caps(&report, parts, None, &config.caps)
-}
 
 #[derive(Default)]
 struct Applied {

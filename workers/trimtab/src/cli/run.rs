@@ -23,7 +23,7 @@ use crate::journal::{Entry, Journal, RecordKind};
 use crate::metrics::Metrics;
 use crate::notify::Notify;
 use crate::once::{Judgement, Once, Ran};
-use crate::plan::Planning;
+use crate::plan::Planner;
 use crate::scans::Scans;
 use crate::share::{Limited, Paced, Share, Sharing};
 use crate::sign::{Signer, Trusted};
@@ -418,26 +418,20 @@ async fn look(context: &Context, config: &Config, scope: &Scope) -> anyhow::Resu
     let orphans = config.system == System::Bookkeeper;
     let remembers = orphans || policy.judges_any_subscriber();
     let wires = if remembers { Some(runtime::wires(config, &runtime::instance()).await?) } else { None };
+    let planner = Planner {
+        inventory: live.inventory.clone(),
+        policy,
+        target: config.target().to_owned(),
+        cluster: config.cluster().to_owned(),
+        orphans,
+        store: wires.as_ref().map(|wires| wires.store.clone()),
+        remember: true,
+        valid: config.decision_valid,
+    };
     loop {
-        let activity = wires.as_ref().map(|wires| Activity::new(wires.store.clone(), config.cluster()));
-        let watch = match &activity {
-            Some(activity) => Some(activity.begin().await?),
-            None => None,
-        };
-        let sightings = wires.as_ref().map(|wires| (wires.store.clone(), scope.is_all()));
-        let planning = Planning {
-            sightings: sightings.filter(|_| orphans),
-            watch: watch.as_ref().map(|watch| (watch, scope.whole_namespaces())),
-            inventory: live.inventory.as_ref(),
-            policy: &policy,
-            target: config.target(),
-            scope,
-            now_ms: clock.now_ms(),
-            explain: false,
-        };
         let mut groups = Groups::default();
         let scan = ScanRef { id: Uuid::now_v7(), fence: 0 };
-        let planned = planning.run(scan, &mut |item| groups.add(&item)).await?;
+        let planned = planner.plan(scan, scope, clock.now_ms(), false, &mut |item| groups.add(&item)).await?;
         if context.json() {
             println!("{}", serde_json::to_string(&planned.report)?);
         } else {
