@@ -291,6 +291,7 @@ async fn probes_ask_for_what_there_is() {
     let (listener, address) = trimtab::http::listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let stop = CancellationToken::new();
     let served = trimtab::http::Served {
+        console: None,
         registry: Default::default(),
         checks: Vec::new(),
         triggers: None,

@@ -58,6 +58,8 @@ pub struct Config {
     pub keys: KeysConfig,
     /// The HTTP server.
     pub http: HttpConfig,
+    /// The console: who may look, and who may act.
+    pub console: ConsoleConfig,
     /// Traces.
     pub telemetry: TelemetryConfig,
     /// Who is told what will be acted on.
@@ -618,6 +620,32 @@ pub struct HttpConfig {
     pub token_file: Option<PathBuf>,
 }
 
+/// The console, on the HTTP server's address.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ConsoleConfig {
+    /// File with who may log in, one a line: name, role (`viewer` or `operator`), and `sha256:` with the hash of their token, as
+    /// `trimtab console token` prints it.
+    pub tokens_file: Option<PathBuf>,
+    /// Header in which a reverse proxy says who asks. It is believed only from `trusted_proxies`.
+    pub identity_header: Option<String>,
+    /// Addresses (`10.0.0.7`, `10.0.0.0/24`) of proxies whose `identity_header` is believed.
+    pub trusted_proxies: Vec<String>,
+    /// Names in that header that may act. Everybody else may look.
+    pub operators: Vec<String>,
+    /// Names under which the console may be called, besides IP addresses and localhost.
+    pub hosts: Vec<String>,
+    /// People reach it by https, through a proxy: cookies are sent back over https only.
+    pub behind_tls: bool,
+}
+
+impl ConsoleConfig {
+    /// Whether people have to say who they are.
+    pub fn asks_who(&self) -> bool {
+        self.tokens_file.is_some() || self.identity_header.is_some()
+    }
+}
+
 /// Traces.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -723,11 +751,13 @@ impl Config {
         }
         if let Some(listen) = self.http.listen.filter(|listen| !listen.ip().is_loopback())
             && self.http.token_file.is_none()
+            && !self.console.asks_who()
         {
             let why =
                 format!("http.listen is {listen}, which others can reach: set http.token_file, or listen on 127.0.0.1");
             return Err(ConfigError(why));
         }
+        crate::console::Access::check(&self.console).map_err(ConfigError)?;
         if let Some(webhook) = &self.notify.webhook {
             crate::notify::Notify::new(webhook, None).map_err(ConfigError)?;
         }

@@ -2,7 +2,7 @@
 //!
 //! `GET /livez`, `/readyz` (`?verbose`), `/metrics`; `POST /v1/scans` (a scope, or an Alertmanager notification) and
 //! `POST /v1/trims` (one topic, PIP-219's TrimLedger), both through the same scanner, decider and executor as everything else;
-//! `POST /v1/protections` (leave something alone).
+//! `POST /v1/protections` (leave something alone). Everything else is the [`console`](crate::console), where there is one.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use trimtab_events::{Protection, Scope, Trigger};
 use trimtab_targets::Class;
 
+use crate::console::{self, Console};
 use crate::telemetry::Telemetry;
 use crate::triggers::{Triggers, scopes_of};
 use crate::wishes::Wishes;
@@ -60,6 +61,8 @@ pub struct Served {
     pub wishes: Option<Wishes>,
     /// The token that calls must carry.
     pub token: Option<String>,
+    /// The console, on every other address.
+    pub console: Option<Arc<Console>>,
 }
 
 /// Requests larger than this are refused.
@@ -77,7 +80,12 @@ pub fn routes(served: Served) -> Router {
     if served.wishes.is_some() {
         router = router.route("/v1/protections", post(protections));
     }
-    router.layer(axum::extract::DefaultBodyLimit::max(MAX_BODY)).with_state(served)
+    let console = served.console.clone();
+    let router = router.layer(axum::extract::DefaultBodyLimit::max(MAX_BODY)).with_state(served);
+    match console {
+        Some(console) => router.merge(console::routes(console)),
+        None => router,
+    }
 }
 
 /// Listens; the address it got.
@@ -94,7 +102,8 @@ pub async fn listen(address: SocketAddr) -> Result<(tokio::net::TcpListener, Soc
 /// Serves until `stop`, then finishes what was begun.
 pub async fn serve(listener: tokio::net::TcpListener, served: Served, stop: CancellationToken) {
     let stopped = async move { stop.cancelled().await };
-    if let Err(e) = axum::serve(listener, routes(served)).with_graceful_shutdown(stopped).await {
+    let service = routes(served).into_make_service_with_connect_info::<SocketAddr>();
+    if let Err(e) = axum::serve(listener, service).with_graceful_shutdown(stopped).await {
         tracing::warn!(error = %e, "the HTTP server ended");
     }
 }

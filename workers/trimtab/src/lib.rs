@@ -5,9 +5,11 @@
 //! system can do is in `trimtab-targets`.
 
 pub mod activity;
+pub mod apply;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod console;
 mod due;
 pub mod follow;
 pub mod http;

@@ -10,8 +10,8 @@ use tokio::task::JoinHandle;
 use tracing::warn;
 use trimtab_bus::Store;
 use trimtab_events::{
-    Candidate, Decision, LedgerCandidate, PLAN_FORMAT, Plan, PlanItem, PlanTotals, Proposed, ScanRef, ScanReport, Scope,
-    SubscriberCandidate, TopicClass, Verdict, split_subscriber,
+    Candidate, Decision, LedgerCandidate, PLAN_FORMAT, Plan, PlanItem, PlanTotals, Proposed, ScanRef, ScanReport,
+    Scope, SubscriberCandidate, TopicClass, Verdict, split_subscriber,
 };
 use trimtab_policy::{Context, Policy, check_any, decide_any};
 use trimtab_targets::bookkeeper::ALL_LEDGERS;

@@ -107,6 +107,8 @@ pub enum Command {
     Executor(RoleArgs),
     /// Run as a worker that verifies segments of log dirs over NATS, for `recover`
     Recovery(RecoveryArgs),
+    /// Serve a page that shows what would be freed and why, and on which plans are reviewed, approved and watched
+    Console(Box<ConsoleArgs>),
     /// Look at the record, or (audit run) keep it over NATS
     Audit(AuditArgs),
     /// Look at the configuration
@@ -133,6 +135,7 @@ impl Command {
     pub(crate) fn role(&self) -> &'static str {
         match self {
             Command::Run(_) => "run",
+            Command::Console(_) => "console",
             Command::Scanner(_) => "scanner",
             Command::Decider(_) => "decider",
             Command::Executor(_) => "executor",
@@ -433,6 +436,65 @@ fn working(
 impl RunArgs {
     pub(crate) fn config(&self, global: &Global) -> anyhow::Result<Config> {
         let mut config = working(global, &self.source, &self.bus, self.apply, self.every, self.follow)?;
+        self.caps.apply(&mut config)?;
+        Ok(config)
+    }
+}
+
+/// Arguments of `console`.
+#[derive(Debug, ClapArgs)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct ConsoleArgs {
+    /// What else to do.
+    #[command(subcommand)]
+    pub command: Option<ConsoleCommand>,
+    /// Carry out plans that are approved on it: in this process, or over NATS signed with --seed-file
+    #[arg(long)]
+    pub apply: bool,
+    /// Look again after this time; otherwise at the start and when somebody asks
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub every: Option<Duration>,
+    /// Plan from a snapshot file instead of a live cluster; nothing can be approved then
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "apply"])]
+    pub snapshot: Option<PathBuf>,
+    /// Over NATS: file with the seed of a key that executors obey as a decider's
+    #[arg(long, value_name = "FILE")]
+    pub seed_file: Option<PathBuf>,
+    /// Over NATS: public key of an executor whose outcomes are shown; may be repeated
+    #[arg(long, value_name = "KEY")]
+    pub trust_executor: Vec<String>,
+    /// Where the target is.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// What is looked at.
+    #[command(flatten)]
+    pub scope: ScopeArgs,
+    /// Limits.
+    #[command(flatten)]
+    pub caps: CapArgs,
+    /// The bus.
+    #[command(flatten)]
+    pub bus: BusArgs,
+}
+
+/// What else `console` can do.
+#[derive(Debug, Subcommand)]
+pub enum ConsoleCommand {
+    /// Make a token for somebody: prints it, and the line for console.tokens_file
+    Token {
+        /// Their name; goes into the record
+        name: String,
+        /// viewer or operator
+        #[arg(long, default_value = "viewer")]
+        role: String,
+    },
+}
+
+impl ConsoleArgs {
+    pub(crate) fn config(&self, global: &Global) -> anyhow::Result<Config> {
+        let mut config = working(global, &self.source, &self.bus, self.apply, self.every, false)?;
+        set(&mut config.keys.seed_file, &self.seed_file);
+        config.keys.trusted_executors.extend(self.trust_executor.iter().cloned());
         self.caps.apply(&mut config)?;
         Ok(config)
     }

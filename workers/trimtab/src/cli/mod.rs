@@ -3,6 +3,7 @@
 mod args;
 mod audit;
 mod broker_conf;
+mod console;
 mod dead;
 #[cfg(feature = "nats")]
 mod demo;
@@ -145,6 +146,7 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Config(config) => misc::config(context, &config),
         Command::Keys(keys) => misc::keys(&keys),
         Command::Nats(nats) => misc::nats(context, nats).await,
+        Command::Console(console) => console::run(context, *console).await,
         Command::Dead(dead) => dead::run(context, dead).await,
         Command::Schemas(schemas) => misc::schemas(&schemas),
         Command::Completions(completions) => misc::completions(&completions),

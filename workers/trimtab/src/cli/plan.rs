@@ -3,27 +3,27 @@
 use std::io::BufWriter;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::StreamExt;
-use trimtab_events::{Decision, Outcome, PLAN_FORMAT, Plan, PlanItem, ScanRef, Status};
+use trimtab_events::{Outcome, PLAN_FORMAT, Plan, PlanItem, ScanRef, Status};
 use trimtab_targets::bookkeeper::{self, LedgerSnapshot};
 use trimtab_targets::hedwig::HedwigSnapshot;
 use trimtab_targets::pulsar::snapshot::{Snapshot, write};
-use trimtab_targets::{Class, Inventory, Mode};
+use trimtab_targets::{Inventory, Mode};
 use uuid::Uuid;
 
 use super::args::{ApplyArgs, PlanArgs, SnapshotArgs};
 use super::table::{self, Groups};
 use super::{Context, Exit, Usage, runtime};
 use crate::activity::Activity;
+use crate::apply::carry_out;
 use crate::clock::{Clock, ago, timestamp};
 use crate::config::{Config, System, show_bytes};
 use crate::plan::{Planned, Planner, Spool, stopped};
 use crate::scans::Scans;
 use crate::sign::{Signer, Trusted};
-use crate::worker::{Failure, Out};
+use crate::worker::Out;
 use crate::workers::{Executor, ExecutorParts};
 
 /// `plan`
@@ -38,22 +38,7 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
     }
     let clock = Clock::system();
     let (inventory, taken_ms): (Arc<dyn Inventory>, Option<i64>) = match &args.snapshot {
-        Some(file) if config.system == System::Hedwig => {
-            let snapshot = HedwigSnapshot::open(file, runtime::hedwig_settings(&config))?;
-            let taken_ms = snapshot.header().taken_ms;
-            (Arc::new(snapshot), taken_ms)
-        }
-        Some(file) if config.system == System::Bookkeeper => {
-            let options = runtime::ledger_options(&config);
-            let snapshot = LedgerSnapshot::open(file, options, args.now.map(|now| now.0))?;
-            let taken_ms = snapshot.header().taken_ms;
-            (Arc::new(snapshot), taken_ms)
-        }
-        Some(file) => {
-            let snapshot = Snapshot::open(file, runtime::settings(&config)?)?;
-            let taken_ms = snapshot.header().taken_ms;
-            (Arc::new(snapshot), taken_ms)
-        }
+        Some(file) => from_file(&config, file, args.now.map(|now| now.0))?,
         None => {
             let journal =
                 config.pulsar.ask_brokers.then(|| runtime::journal(&config, "plan", clock.clone())).transpose()?;
@@ -102,6 +87,31 @@ pub(crate) async fn plan(context: &Context, args: PlanArgs) -> anyhow::Result<Ex
         Exit::Changes
     } else {
         Exit::Done
+    })
+}
+
+/// What a snapshot file holds, and when it was taken, if it says so.
+pub(crate) fn from_file(
+    config: &Config,
+    file: &Path,
+    now_ms: Option<i64>,
+) -> anyhow::Result<(Arc<dyn Inventory>, Option<i64>)> {
+    Ok(match config.system {
+        System::Hedwig => {
+            let snapshot = HedwigSnapshot::open(file, runtime::hedwig_settings(config))?;
+            let taken_ms = snapshot.header().taken_ms;
+            (Arc::new(snapshot), taken_ms)
+        }
+        System::Bookkeeper => {
+            let snapshot = LedgerSnapshot::open(file, runtime::ledger_options(config), now_ms)?;
+            let taken_ms = snapshot.header().taken_ms;
+            (Arc::new(snapshot), taken_ms)
+        }
+        _ => {
+            let snapshot = Snapshot::open(file, runtime::settings(config)?)?;
+            let taken_ms = snapshot.header().taken_ms;
+            (Arc::new(snapshot), taken_ms)
+        }
     })
 }
 
@@ -258,26 +268,6 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> anyhow::Result<
     }
     Ok(ended.exit(context.json()))
 }
-
-/// Carries out one decision. One that is not valid yet is of a machine whose clock is a little ahead: it is waited for. So is what cannot
-/// be reached for a moment: nobody else comes back for what was begun.
-async fn carry_out(executor: &Executor, decision: &Decision, out: &Out) -> Result<Outcome, Failure> {
-    let mut failures = 0;
-    loop {
-        match executor.carry_out(decision, out).await {
-            Err(Failure::Later { after, .. }) => tokio::time::sleep(after).await,
-            Err(Failure::Failed { class: Class::Transient, why }) if failures < APPLY_AGAIN => {
-                failures += 1;
-                tracing::warn!(subject = decision.subject, why, "failed; trying again");
-                tokio::time::sleep(Duration::from_secs(1 << failures)).await;
-            }
-            carried => return carried,
-        }
-    }
-}
-
-/// How often `apply` tries again, each time after twice as long: half a minute in all.
-const APPLY_AGAIN: u32 = 4;
 
 #[derive(Default)]
 struct Applied {

@@ -140,6 +140,7 @@ pub(crate) async fn run(context: &CommandContext, args: RecoverArgs) -> Result<u
             triggers: None,
             wishes: None,
             token: None,
+            console: None,
         };
         tokio::spawn(http::serve(listener, served, ended.clone()));
     }

@@ -79,7 +79,7 @@ pub(crate) async fn run(context: &Context, args: RecoveryArgs) -> anyhow::Result
         process.start(Arc::new(RecoveryWorker::new(lane, parts.clone())), threads);
     }
     let told = Told { name: "recovery", queue: Role::Recovery, store: false, live: None, follow: None };
-    process.tell(context.registry.clone(), told, None, None).await?;
+    process.tell(context.registry.clone(), told, None, None, None).await?;
     tracing::info!(role = "recovery", instance = process.instance, threads, "running");
     process.stop.cancelled().await;
     process.finish().await;

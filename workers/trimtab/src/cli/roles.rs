@@ -101,7 +101,7 @@ pub(crate) async fn run(context: &Context, args: RoleArgs, role: Role) -> anyhow
         }
     }
     let told = Told { name: role.name(), queue: role, store: role != Role::Decider, live: target.as_ref(), follow };
-    process.tell(context.registry.clone(), told, triggers, record).await?;
+    process.tell(context.registry.clone(), told, triggers, record, None).await?;
     tracing::info!(role = role.name(), instance = process.instance, "running");
     process.stop.cancelled().await;
     process.finish().await;

@@ -8,6 +8,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 use trimtab_bus::{Bus, Role};
 use trimtab_events::{ScanRef, Scope, Trigger};
+use trimtab_targets::Inventory;
 use uuid::Uuid;
 
 use super::args::{ConfirmArgs, RunArgs, ScanArgs};
@@ -17,6 +18,7 @@ use super::{Context, Exit, Usage};
 use crate::activity::Activity;
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, RunMode, System, secret};
+use crate::console::{Access, Console, ConsoleParts, Hands};
 use crate::follow::{FollowState, Follower, FollowerParts};
 use crate::http::{self, Check, Served};
 use crate::journal::{Entry, Journal, RecordKind};
@@ -41,6 +43,16 @@ const SHARDS_AT_ONCE: usize = 4;
 /// The longest from being told to stop until the process has ended. Workers may go on for 25 s with what they began; what is left of it is
 /// for handing back what nobody began. docs/operating.md, `--help` and the manifests in deploy/kubernetes name it.
 const DRAIN: Duration = Duration::from_secs(30);
+
+/// What a console's plans are made from.
+pub(crate) struct Source {
+    /// What makes them.
+    pub(crate) planner: Option<Planner>,
+    /// The moment that ages count from, where it is not the present.
+    pub(crate) now_ms: Option<i64>,
+    /// Again after this time.
+    pub(crate) every: Option<Duration>,
+}
 
 /// What is told of a process.
 pub(crate) struct Told<'a> {
@@ -113,6 +125,57 @@ impl Process {
 
     pub(crate) fn activity(&self) -> Activity {
         Activity::new(self.wires.store.clone(), self.config.cluster())
+    }
+
+    /// What makes plans of the configured target. With `remember` they are sightings: where no scanner makes any.
+    pub(crate) fn planner(&self, inventory: Arc<dyn Inventory>, remember: bool) -> anyhow::Result<Planner> {
+        let (config, policy) = (&self.config, self.config.policy()?);
+        let orphans = config.system == System::Bookkeeper;
+        let remembers = orphans || policy.judges_any_subscriber();
+        Ok(Planner {
+            inventory,
+            policy,
+            target: config.target().to_owned(),
+            cluster: config.cluster().to_owned(),
+            orphans,
+            store: remembers.then(|| self.wires.store.clone()),
+            remember,
+            valid: config.decision_valid,
+        })
+    }
+
+    /// The console of this process, where it has an HTTP server.
+    pub(crate) fn console(
+        &self,
+        source: Source,
+        scope: Scope,
+        journal: Arc<Journal>,
+        hands: Hands,
+    ) -> anyhow::Result<Option<Arc<Console>>> {
+        let Some(listen) = self.config.http.listen else { return Ok(None) };
+        let access = Access::new(&self.config.console, listen, self.clock.clone()).map_err(Usage)?;
+        let state = self.config.state_dir()?;
+        let parts = ConsoleParts {
+            target: self.config.target().to_owned(),
+            planner: source.planner,
+            scope,
+            now_ms: source.now_ms,
+            every: source.every,
+            folder: state.join("console"),
+            audit: state.join("audit"),
+            scans: self.scans.clone(),
+            activity: self.activity(),
+            bus: self.wires.bus.clone(),
+            journal,
+            hands,
+            caps: self.config.caps,
+            trace_link: self.config.telemetry.trace_link.clone(),
+            access,
+            clock: self.clock.clone(),
+            stop: self.stop.clone(),
+            tasks: self.tasks.clone(),
+        };
+        Ok(Some(Console::start(parts)?))
     }
 
     fn once(&self) -> Once {
@@ -219,7 +282,7 @@ impl Process {
         journal: Arc<Journal>,
         trusted: Trusted,
         signer: Signer,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Arc<Executor>> {
         let parts = ExecutorParts {
             target: self.config.target().to_owned(),
             inventory: live.inventory.clone(),
@@ -243,9 +306,10 @@ impl Process {
                 "acts that were under way when the last executor ended have been judged by the metadata"
             );
         }
-        let worker = Arc::new(Sharing { worker: Arc::new(executor), shares: self.shares.clone() });
+        let executor = Arc::new(executor);
+        let worker = Arc::new(Sharing { worker: executor.clone(), shares: self.shares.clone() });
         self.start(worker, self.config.limits.acts_at_once.max(1));
-        Ok(())
+        Ok(executor)
     }
 
     pub(crate) fn start_audit(&self, journal: Arc<Journal>, outcomes: bool, trusted: Trusted) -> anyhow::Result<()> {
@@ -266,6 +330,7 @@ impl Process {
         told: Told<'_>,
         triggers: Option<Triggers>,
         journal: Option<Arc<Journal>>,
+        console: Option<Arc<Console>>,
     ) -> anyhow::Result<()> {
         let checks = self.checks(&told);
         #[cfg(feature = "nats")]
@@ -280,10 +345,17 @@ impl Process {
         }
         let Some(address) = self.config.http.listen else { return Ok(()) };
         let (listener, got) = http::listen(address).await?;
-        info!(address = %got, "health, metrics and webhooks");
+        match &console {
+            Some(_) => {
+                info!(address = %got, "the console is at http://{got}/; health, metrics and webhooks are there, too")
+            }
+            None => info!(address = %got, "health, metrics and webhooks"),
+        }
         let token = self.config.http.token_file.as_deref().map(secret).transpose()?;
-        let wishes = journal.map(|journal| Wishes::new(self.activity(), journal));
-        let served = Served { registry, checks, triggers, wishes, token };
+        // A configuration may open the address to others for the console alone, which asks who they are.
+        let open = token.is_some() || got.ip().is_loopback();
+        let wishes = journal.filter(|_| open).map(|journal| Wishes::new(self.activity(), journal));
+        let served = Served { registry, checks, triggers: triggers.filter(|_| open), wishes, token, console };
         self.tellers.spawn(http::serve(listener, served, self.ended.clone()));
         Ok(())
     }
@@ -401,6 +473,10 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> anyhow::Result<Exit
         anyhow::bail!(Usage("--follow looks after everything; leave out the scope, or leave out --follow".to_owned()));
     }
     match config.mode {
+        // With a page to look at there is nothing to print.
+        RunMode::DryRun if config.every.is_some() && config.http.listen.is_some() => {
+            super::console::serve(context, config, scope, None).await
+        }
         RunMode::DryRun => look(context, &config, &scope).await,
         RunMode::Apply => act(context, config, scope).await,
     }
@@ -460,11 +536,21 @@ async fn act(context: &Context, config: Config, scope: Scope) -> anyhow::Result<
     process.share(&live, "run", true).await?;
     process.start_scanner(&live)?;
     process.start_decider(decider)?;
-    process.start_executor(&live, journal.clone(), deciders, executor).await?;
+    let executor = process.start_executor(&live, journal.clone(), deciders, executor).await?;
     process.start_audit(journal.clone(), false, executors)?;
+    let hands = Hands::Executor { executor, out: process.out(), at_once: process.config.limits.acts_at_once };
+    let source = Source {
+        planner: Some(process.planner(live.inventory.clone(), false)?),
+        now_ms: None,
+        every: process.config.every,
+    };
+    let console = process.console(source, scope.clone(), journal.clone(), hands).unwrap_or_else(|e| {
+        warn!("no console: {e}");
+        None
+    });
     let follow = process.start_follower(&live);
     let told = Told { name: "run", queue: Role::Audit, store: true, live: Some(&live), follow };
-    process.tell(context.registry.clone(), told, Some(process.triggers()), Some(journal)).await?;
+    process.tell(context.registry.clone(), told, Some(process.triggers()), Some(journal), console).await?;
     let exit = match process.config.every {
         None if !process.config.follow.enabled => once(context, &process, scope).await,
         _ => {
