@@ -1,5 +1,7 @@
 //! The whole job on a real Pulsar: scan, decide, act, record. What goes is exactly what the mess says, and nothing else.
 
+#[path = "pipeline/console.rs"]
+mod console;
 #[path = "pipeline/kills.rs"]
 mod kills;
 #[path = "pipeline/live.rs"]
@@ -101,6 +103,15 @@ fn a_run_in_one_process_frees_exactly_what_is_due() {
     let stopped = run(state, &args).exits(3);
     assert!(stopped.err.contains("max_share"), "{stopped:?}");
     assert_eq!(lists(&mut client), before);
+
+    // Of a plan from which all but one item is taken on the console, that one is carried out.
+    let approved = "persistent://attic/week/caught-up";
+    console::approve_one(state, &from, &policies, approved);
+    let one = lists(&mut client);
+    assert!(!lost(&before, &one, approved).is_empty());
+    let others =
+        Mess::topics().into_iter().filter(|(name, _)| name != approved && !lost(&before, &one, name).is_empty());
+    assert_eq!(others.map(|(name, _)| name).collect::<Vec<_>>(), Vec::<String>::new());
 
     let ran = run(state, &[&args[..], &["--max-share", "1"]].concat()).exits(0);
     assert!(ran.out.contains("ledgers are gone"), "{ran:?}");

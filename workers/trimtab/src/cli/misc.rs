@@ -130,7 +130,8 @@ fn write_definitions(config: &Config, folder: &Path) -> anyhow::Result<Exit> {
 /// `schemas`
 pub(crate) fn schemas(args: &SchemasArgs) -> anyhow::Result<Exit> {
     std::fs::create_dir_all(&args.dir).with_context(|| format!("making {}", args.dir.display()))?;
-    for (name, document) in schema::all() {
+    let console = ("console.openapi.json".to_owned(), crate::console::openapi());
+    for (name, document) in schema::all().into_iter().chain([console]) {
         let path = args.dir.join(name);
         let text = serde_json::to_string_pretty(&document)? + "\n";
         std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
