@@ -43,7 +43,7 @@ async fn handed_on(ground: &Ground, trusted: &Trusted) -> Vec<Decision> {
         let event = taken.event.unwrap();
         trusted.check(&event).unwrap();
         let Body::Decision(decision) = event.body().unwrap() else { panic!("{event:?}") };
-        all.push(*decision);
+        all.push(decision);
         taken.settle.done().await.unwrap();
     }
     all
@@ -149,6 +149,6 @@ async fn a_stopped_scan_is_confirmed_for_the_reason_that_was_read() {
     }
     assert!(closed().await.is_some_and(|why| why.contains("stopped it")));
     assert_eq!(ground.kinds(), [RecordKind::Confirm, RecordKind::Stop]);
-    let story = ground.get(&format!("/story?about={id}")).await.body;
-    assert!(story.contains("confirmed what a limit had stopped") && story.contains("nothing more of it begins"));
+    let both = ["confirmed what a limit had stopped", "nothing more of it begins"];
+    ground.until(&format!("/story?about={id}"), |page| both.iter().all(|says| page.body.contains(says))).await;
 }

@@ -153,6 +153,12 @@ impl Process {
         hands: Hands,
     ) -> anyhow::Result<Option<Arc<Console>>> {
         let Some(listen) = self.config.http.listen else { return Ok(None) };
+        if self.config.http.token_file.is_some() && !self.config.console.asks_who() {
+            // Who wants a token for webhooks does not mean to let anybody on this machine approve plans.
+            let why = "http.token_file is set, and the console would ask nobody: set console.tokens_file as well (make a line with \
+                       `trimtab console token`)";
+            anyhow::bail!(Usage(why.to_owned()));
+        }
         let access = Access::new(&self.config.console, listen, self.clock.clone()).map_err(Usage)?;
         let state = self.config.state_dir()?;
         let parts = ConsoleParts {

@@ -365,7 +365,13 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
 /// The user that runs this process.
 fn user() -> String {
     let named = |name: &str| std::env::var(name).ok().filter(|user| !user.is_empty() && user.len() <= NAME);
-    named("USER").or_else(|| named("LOGNAME")).unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+    let uid = rustix::process::getuid().as_raw().to_string();
+    let listed = || {
+        let all = std::fs::read_to_string("/etc/passwd").ok()?;
+        let line = all.lines().find(|line| line.split(':').nth(2) == Some(&uid))?;
+        line.split(':').next().map(str::to_owned)
+    };
+    listed().or_else(|| named("USER")).unwrap_or_else(|| format!("uid {uid}"))
 }
 
 #[cfg(test)]

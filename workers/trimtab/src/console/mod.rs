@@ -109,6 +109,8 @@ pub struct Console {
     assets: Assets,
     turns: Semaphore,
     watchers: Arc<Semaphore>,
+    /// How many dead letters there were, and when that was asked: over NATS each of them is read.
+    dead: tokio::sync::Mutex<Option<(tokio::time::Instant, Option<u64>)>>,
 }
 
 impl Console {
@@ -137,6 +139,7 @@ impl Console {
             assets: Assets::new(),
             turns: Semaphore::new(TURNS),
             watchers: Arc::new(Semaphore::new(WATCHERS)),
+            dead: tokio::sync::Mutex::default(),
         };
         Ok(Arc::new(console))
     }

@@ -28,6 +28,8 @@ const SCANS: usize = 30;
 const STORY: usize = 200;
 /// Dead letters that are listed.
 const LETTERS: usize = 200;
+/// How long their number is taken to be the same.
+const DEAD_AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
 /// Log dirs that are listed.
 const DIRS: usize = 200;
 
@@ -560,12 +562,24 @@ impl Console {
         let attention = Attention {
             stopped: gates.iter().filter(|gate| gate.closed().is_some()).count() as u64,
             marked: self.parts.activity.marks().await?.len() as u64,
-            dead_letters: self.parts.bus.dead(LETTERS).await.ok().map(|dead| dead.len() as u64),
+            dead_letters: self.dead_letters().await,
             damaged: record.iter().filter(|file| file.damaged.is_some()).count() as u64,
         };
         let acts = self.acts(None, 12).await?.acts;
         let target = self.parts.target.clone();
         Ok(Overview { target, plan, looking: self.looking(), record, scan: leader, attention, acts })
+    }
+
+    async fn dead_letters(&self) -> Option<u64> {
+        let mut known = self.dead.lock().await;
+        if let Some((at, count)) = *known
+            && at.elapsed() < DEAD_AGAIN
+        {
+            return count;
+        }
+        let count = self.parts.bus.dead(LETTERS).await.ok().map(|dead| dead.len() as u64);
+        *known = Some((tokio::time::Instant::now(), count));
+        count
     }
 
     pub(super) async fn acts(&self, before: Option<(i64, i64)>, most: usize) -> Result<ActsView, Failure> {
