@@ -236,7 +236,7 @@ fn treemap(sums: &[SumView]) -> Markup {
         svg class="treemap wide" viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="group" aria-label="Reclaimable bytes by namespace" {
             @for (index, (sum, area)) in shown.iter().zip(&areas).enumerate() {
                 @let says = format!("{}: {} in {}", sum.name, bytes(sum.bytes), count(sum.items, "item", "items"));
-                a href=(format!("/plan?acts=true&namespace={}", escaped(&sum.name))) aria-label=(says) {
+                a href=(format!("/plan?acts=true&namespace={}", escaped(&sum.name))) {
                     title { (says) }
                     rect class=(format!("t{}", index % 8)) x=(format!("{:.1}", area.x)) y=(format!("{:.1}", area.y))
                         width=(format!("{:.1}", area.width)) height=(format!("{:.1}", area.height)) {}
@@ -871,7 +871,7 @@ pub(super) async fn marks(State(console): Here, Extension(who): Extension<Who>, 
             @if found.protections.is_empty() { p class="quiet" { "Nobody asked for anything to be left alone." } }
             @else {
                 div class="scroll" { table class="stack" {
-                    thead { tr { th { "What" } th { "Who asked" } th { "Until" } th { "" } } }
+                    thead { tr { th { "What" } th { "Who asked" } th { "Until" } th { "Change it" } } }
                     tbody {
                         @for wish in &found.protections {
                             tr {
@@ -910,7 +910,7 @@ pub(super) async fn dead(State(console): Here, Extension(who): Extension<Who>, Q
             @if letters.is_empty() { p class="quiet" { "Nothing was given up." } }
             @else {
                 div class="scroll" { table class="stack" {
-                    thead { tr { th { "When" } th { "Role" } th class="n" { "Tries" } th { "About" } th { "" } } }
+                    thead { tr { th { "When" } th { "Role" } th class="n" { "Tries" } th { "About" } th { "Change it" } } }
                     tbody {
                         @for letter in &letters {
                             tr {
