@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::{Client, Subscriber};
 use futures::future::{BoxFuture, FutureExt};
 use futures::{StreamExt, TryStreamExt};
@@ -356,7 +357,18 @@ pub(crate) async fn publish(client: &Client, subject: &str, count: usize) {
             acks.push(context.publish(subject.to_owned(), vec![b'x'; 1_000].into()).await.unwrap());
         }
         for ack in acks {
-            ack.await.unwrap();
+            if let Err(mut e) = ack.await {
+                // Nobody answered: while a stream of a cluster is between two leaders, nobody listens for its subjects, and nothing is stored.
+                until!(format!("{subject} is stored"), {
+                    assert_eq!(e.kind(), PublishErrorKind::StreamNotFound, "{subject}: {e}");
+                    let again = context.publish(subject.to_owned(), vec![b'x'; 1_000].into()).await.unwrap();
+                    let stored = again.await;
+                    stored.is_ok() || {
+                        e = stored.unwrap_err();
+                        false
+                    }
+                });
+            }
         }
     }
 }
