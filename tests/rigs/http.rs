@@ -78,6 +78,15 @@ pub fn once(method: &str, url: &str, token: Option<&str>, json: Option<&str>, ti
     parse(&raw).with_context(|| format!("{method} {url}"))
 }
 
+/// Text as a value in the query of an address.
+pub fn percent_encoded(text: &str) -> String {
+    let encoded = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encoded).collect()
+}
+
 fn parse(raw: &[u8]) -> Result<Reply> {
     let end = raw.windows(4).position(|w| w == b"\r\n\r\n").context("the answer has no end of headers")?;
     let head = String::from_utf8_lossy(raw.get(..end).unwrap_or_default()).into_owned();

@@ -21,6 +21,7 @@ pub mod nats;
 pub mod otlp;
 pub mod ports;
 pub mod process;
+pub mod prometheus;
 pub mod proxy;
 pub mod pulsar;
 pub mod roles;

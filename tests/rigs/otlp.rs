@@ -1,12 +1,15 @@
-//! A receiver of traces: takes OTLP over HTTP and keeps the spans.
+//! A receiver of telemetry: takes OTLP over HTTP and keeps the spans, and the last value of each metric.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::metrics::v1::{NumberDataPoint, metric::Data, number_data_point};
 use prost::Message;
 
 /// A span, as far as tests look at it.
@@ -30,7 +33,13 @@ pub struct Span {
 #[derive(Debug)]
 pub struct Receiver {
     address: String,
-    spans: Arc<Mutex<Vec<Span>>>,
+    kept: Arc<Mutex<Kept>>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    spans: Vec<Span>,
+    metrics: BTreeMap<String, f64>,
 }
 
 impl Receiver {
@@ -41,15 +50,15 @@ impl Receiver {
     pub fn start() -> Result<Receiver> {
         let listener = TcpListener::bind("127.0.0.1:0").context("listening for traces")?;
         let address = listener.local_addr()?.to_string();
-        let spans: Arc<Mutex<Vec<Span>>> = Arc::default();
-        let kept = spans.clone();
+        let kept: Arc<Mutex<Kept>> = Arc::default();
+        let into = kept.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(std::result::Result::ok) {
-                let kept = kept.clone();
-                std::thread::spawn(move || while take(&stream, &kept).is_ok_and(|more| more) {});
+                let into = into.clone();
+                std::thread::spawn(move || while take(&stream, &into).is_ok_and(|more| more) {});
             }
         });
-        Ok(Receiver { address, spans })
+        Ok(Receiver { address, kept })
     }
 
     /// Its base address, for `OTEL_EXPORTER_OTLP_ENDPOINT`.
@@ -59,7 +68,12 @@ impl Receiver {
 
     /// All spans so far.
     pub fn spans(&self) -> Vec<Span> {
-        self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).spans.clone()
+    }
+
+    /// Every metric that was sent, by name: its last value, summed over its labels; of a histogram, how many were noted. One sender.
+    pub fn metrics(&self) -> BTreeMap<String, f64> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).metrics.clone()
     }
 
     /// The spans of one trace.
@@ -69,14 +83,15 @@ impl Receiver {
 }
 
 /// Takes one request of a connection; false at its end.
-fn take(stream: &TcpStream, kept: &Mutex<Vec<Span>>) -> Result<bool> {
+fn take(stream: &TcpStream, kept: &Mutex<Kept>) -> Result<bool> {
     let mut reader = BufReader::new(stream);
-    let (mut length, mut line) = (0, String::new());
+    let (mut length, mut line, mut metrics) = (0, String::new(), false);
     loop {
         line.clear();
         if reader.read_line(&mut line)? == 0 {
             return Ok(false);
         }
+        metrics |= line.starts_with("POST /v1/metrics ");
         if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
             length = value.trim().parse()?;
         }
@@ -86,8 +101,13 @@ fn take(stream: &TcpStream, kept: &Mutex<Vec<Span>>) -> Result<bool> {
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
-    let request = ExportTraceServiceRequest::decode(body.as_slice())?;
-    kept.lock().unwrap_or_else(PoisonError::into_inner).extend(spans_of(&request));
+    if metrics {
+        let sent = metrics_of(&ExportMetricsServiceRequest::decode(body.as_slice())?);
+        kept.lock().unwrap_or_else(PoisonError::into_inner).metrics.extend(sent);
+    } else {
+        let sent = spans_of(&ExportTraceServiceRequest::decode(body.as_slice())?);
+        kept.lock().unwrap_or_else(PoisonError::into_inner).spans.extend(sent);
+    }
     let mut stream = stream;
     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n")?;
     Ok(true)
@@ -120,4 +140,26 @@ fn spans_of(request: &ExportTraceServiceRequest) -> Vec<Span> {
         }
     }
     spans
+}
+
+fn metrics_of(request: &ExportMetricsServiceRequest) -> BTreeMap<String, f64> {
+    let sum = |points: &[NumberDataPoint]| -> f64 {
+        let values = points.iter().map(|point| match point.value {
+            Some(number_data_point::Value::AsDouble(value)) => value,
+            Some(number_data_point::Value::AsInt(value)) => value as f64,
+            None => 0.0,
+        });
+        values.sum()
+    };
+    let scopes = request.resource_metrics.iter().flat_map(|resource| &resource.scope_metrics);
+    let metrics = scopes.flat_map(|scope| &scope.metrics).map(|metric| {
+        let value = match &metric.data {
+            Some(Data::Sum(of)) => sum(&of.data_points),
+            Some(Data::Gauge(of)) => sum(&of.data_points),
+            Some(Data::Histogram(of)) => of.data_points.iter().map(|point| point.count as f64).sum(),
+            _ => f64::NAN,
+        };
+        (metric.name.clone(), value)
+    });
+    metrics.collect()
 }

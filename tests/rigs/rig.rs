@@ -52,6 +52,7 @@ fn install() -> Result<()> {
     trimtab_tests::hedwig::install()?;
     println!("export NATS_SERVER='{}'", cache::nats_server()?.display());
     println!("export NATS_CLI='{}'", cache::nats_cli()?.display());
+    cache::prometheus()?;
     println!("export DOCKER_COMPOSE='{}'", cache::docker_compose()?.display());
     Ok(())
 }

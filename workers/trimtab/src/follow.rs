@@ -5,8 +5,6 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use opentelemetry::metrics::{Counter, Gauge};
-use opentelemetry::{KeyValue, global};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +16,7 @@ use uuid::Uuid;
 
 use crate::clock::Clock;
 use crate::due::DueIndex;
+use crate::metrics::FollowMetrics;
 use crate::scans::Scans;
 use crate::triggers::Triggers;
 use crate::worker::Failure;
@@ -83,43 +82,6 @@ impl FollowState {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-struct FollowMetrics {
-    changes: Counter<u64>,
-    due: Counter<u64>,
-    requests: Counter<u64>,
-    catch_ups: Counter<u64>,
-    watching: Gauge<u64>,
-    lag: Gauge<f64>,
-}
-
-impl FollowMetrics {
-    fn new() -> FollowMetrics {
-        let meter = global::meter("trimtab");
-        let counter = |name: &'static str, unit: &'static str, says: &'static str| {
-            meter.u64_counter(name).with_unit(unit).with_description(says).build()
-        };
-        let metrics = FollowMetrics {
-            changes: counter("trimtab.follow.changes", "{change}", "changes in the metadata that were followed"),
-            due: counter("trimtab.follow.due", "{topic}", "topics that fell due by time"),
-            requests: counter("trimtab.follow.requests", "{scan}", "scans that were asked for, by trigger"),
-            catch_ups: counter("trimtab.follow.catch_ups", "{scan}", "full scans because changes may have been missed"),
-            watching: meter.u64_gauge("trimtab.follow.watching").with_description("1 while changes are heard").build(),
-            lag: meter
-                .f64_gauge("trimtab.follow.lag")
-                .with_unit("s")
-                .with_description("age of the oldest change that no scan was asked for yet")
-                .build(),
-        };
-        metrics.changes.add(0, &[]);
-        metrics.due.add(0, &[]);
-        metrics.catch_ups.add(0, &[]);
-        for trigger in ["change", "due", "full"] {
-            metrics.requests.add(0, &[KeyValue::new("trigger", trigger)]);
-        }
-        metrics
-    }
 }
 
 /// What is to be looked at, each thing once. Bounded: of much, the whole that it is part of is looked at.
@@ -334,7 +296,7 @@ impl Follower {
                 if let Some(Err(e)) = led {
                     warn!(error = %e, "not following changes any more; another one does");
                 }
-                self.metrics.watching.record(0, &[]);
+                self.metrics.watching.set(0.0, &[]);
                 self.state.set(None);
                 if let Err(e) = self.parts.store.release(lease).await {
                     warn!(error = %e, "the lease of who follows could not be given back; it ends by itself");
@@ -402,7 +364,7 @@ impl Follower {
         self.fall(lead).await?;
         self.ask(lead).await?;
         let oldest = [locked(&lead.heard).collected.since, lead.fallen.since].into_iter().flatten().min();
-        self.metrics.lag.record(oldest.map_or(0.0, |since| since.elapsed().as_secs_f64()), &[]);
+        self.metrics.lag.set(oldest.map_or(0.0, |since| since.elapsed().as_secs_f64()), &[]);
         Ok(())
     }
 
@@ -428,7 +390,7 @@ impl Follower {
                 Err(e) => self.deaf(lead, &e),
             }
         }
-        self.metrics.watching.record(u64::from(lead.hearing.is_some()), &[]);
+        self.metrics.watching.set(f64::from(u8::from(lead.hearing.is_some())), &[]);
     }
 
     fn deaf(&self, lead: &mut Lead, error: &TargetError) {
@@ -535,7 +497,7 @@ impl Follower {
             lead.owed = true;
             let trigger = if catch_up { Trigger::CatchUp } else { Trigger::Timer };
             let scan = self.parts.triggers.scan(Scope::default(), trigger).await?;
-            self.metrics.requests.add(1, &[KeyValue::new("trigger", "full")]);
+            self.metrics.requests.add(1, &["full"]);
             self.metrics.catch_ups.add(u64::from(catch_up), &[]);
             (lead.owed, lead.full_at, lead.fallen) = (false, Some(Instant::now()), Collected::default());
             lead.asked.push(Asked { scan, shards: None, at: Instant::now() });
@@ -573,7 +535,7 @@ impl Follower {
                 }
             }
             let name = if trigger == Trigger::Due { "due" } else { "change" };
-            self.metrics.requests.add(1, &[KeyValue::new("trigger", name)]);
+            self.metrics.requests.add(1, &[name]);
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
+use crate::metrics::{Counts, RECORD_FAILURES};
 
 /// Why a record is not on disk.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -151,6 +152,7 @@ pub struct Journal {
     path: PathBuf,
     hands: Hands,
     pending: Arc<AtomicUsize>,
+    failures: Counts,
 }
 
 /// Who writes.
@@ -191,7 +193,8 @@ impl Journal {
         disk: impl FnOnce(File) -> Box<dyn Disk>,
     ) -> Result<Journal, JournalError> {
         let writer = Mutex::new(Writer::open(path, clock, disk)?);
-        Ok(Journal { path: path.to_owned(), hands: Hands::Caller(writer), pending: Arc::default() })
+        let failures = RECORD_FAILURES.counts();
+        Ok(Journal { path: path.to_owned(), hands: Hands::Caller(writer), pending: Arc::default(), failures })
     }
 
     /// The same, writing through what `disk` makes of the file, which must keep it: closing it gives its lock back.
@@ -209,7 +212,8 @@ impl Journal {
         let left = pending.clone();
         let run = std::thread::Builder::new().name("journal".to_owned()).spawn(move || writer.run(&receiver, &left));
         run.map_err(|e| failed(path, "cannot be opened", e.to_string()))?;
-        Ok(Journal { path: path.to_owned(), hands: Hands::Thread(sender), pending })
+        let failures = RECORD_FAILURES.counts();
+        Ok(Journal { path: path.to_owned(), hands: Hands::Thread(sender), pending, failures })
     }
 
     /// Writes a record. When this returns its number, the record is on disk.
@@ -217,6 +221,12 @@ impl Journal {
     /// # Errors
     /// When it is not: a full or failing disk. Then nothing of it is in the file, and what it was to precede must not happen.
     pub async fn write(&self, entry: Entry) -> Result<u64, JournalError> {
+        let written = self.hand_over(entry).await;
+        self.failures.add(u64::from(written.is_err()), &[]);
+        written
+    }
+
+    async fn hand_over(&self, entry: Entry) -> Result<u64, JournalError> {
         let sender = match &self.hands {
             Hands::Thread(sender) => sender,
             Hands::Caller(writer) => {

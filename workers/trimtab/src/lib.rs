@@ -28,6 +28,7 @@ mod sightings;
 pub mod sign;
 pub mod telemetry;
 pub mod triggers;
+mod watched;
 pub mod wishes;
 pub mod worker;
 pub mod workers;

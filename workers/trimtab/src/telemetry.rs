@@ -6,7 +6,7 @@ use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
 use opentelemetry::trace::{TraceContextExt, TracerProvider as _};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::metrics::SdkMeterProvider;
+use opentelemetry_sdk::metrics::{MeterProviderBuilder, SdkMeterProvider};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing::Span;
@@ -43,9 +43,11 @@ pub fn start(role: &str, config: &TelemetryConfig) -> Result<Telemetry, Telemetr
         .build();
     let traces = tracer(config, resource.clone()).map_err(|e| failed(&e))?;
     let registry = prometheus::Registry::new();
-    let exporter =
-        opentelemetry_prometheus::exporter().with_registry(registry.clone()).build().map_err(|e| failed(&e))?;
-    let meters = SdkMeterProvider::builder().with_reader(exporter).with_resource(resource).build();
+    // There is one scope: its name on every series would say nothing.
+    let exporter = opentelemetry_prometheus::exporter().with_registry(registry.clone()).scope_info_enabled(false);
+    let exporter = exporter.build().map_err(|e| failed(&e))?;
+    let meters = SdkMeterProvider::builder().with_reader(exporter).with_resource(resource);
+    let meters = pushed(meters, config).map_err(|e| failed(&e))?.build();
     opentelemetry::global::set_meter_provider(meters.clone());
 
     let filter =
@@ -60,12 +62,35 @@ pub fn start(role: &str, config: &TelemetryConfig) -> Result<Telemetry, Telemetr
     Ok(Telemetry { traces, meters, registry })
 }
 
+/// Where telemetry is sent, if anywhere: the base address of an OTLP receiver.
+fn endpoint(config: &TelemetryConfig) -> Option<String> {
+    let endpoint = config.otlp_endpoint.clone().or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok());
+    let endpoint = endpoint.filter(|_| std::env::var("OTEL_SDK_DISABLED").as_deref() != Ok("true"))?;
+    Some(endpoint.trim_end_matches('/').to_owned())
+}
+
+/// Has metrics sent where traces are sent, every minute (`OTEL_METRIC_EXPORT_INTERVAL`), unless `OTEL_METRICS_EXPORTER` is another one.
+fn pushed(builder: MeterProviderBuilder, config: &TelemetryConfig) -> Result<MeterProviderBuilder, String> {
+    let others =
+        std::env::var("OTEL_METRICS_EXPORTER").is_ok_and(|exporter| !exporter.is_empty() && exporter != "otlp");
+    let Some(endpoint) = endpoint(config).filter(|_| !others) else { return Ok(builder) };
+    #[cfg(not(feature = "otlp"))]
+    return Err(format!("this build cannot export metrics to {endpoint}; build it with the feature otlp"));
+    #[cfg(feature = "otlp")]
+    {
+        use opentelemetry_otlp::WithExportConfig;
+        let exporter = opentelemetry_otlp::MetricExporter::builder()
+            .with_http()
+            .with_endpoint(format!("{endpoint}/v1/metrics"))
+            .build()
+            .map_err(|e| e.to_string())?;
+        Ok(builder.with_periodic_exporter(exporter))
+    }
+}
+
 fn tracer(config: &TelemetryConfig, resource: Resource) -> Result<SdkTracerProvider, String> {
     let builder = SdkTracerProvider::builder().with_resource(resource);
-    let endpoint = config.otlp_endpoint.clone().or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok());
-    let Some(endpoint) = endpoint.filter(|_| std::env::var("OTEL_SDK_DISABLED").as_deref() != Ok("true")) else {
-        return Ok(builder.build());
-    };
+    let Some(endpoint) = endpoint(config) else { return Ok(builder.build()) };
     #[cfg(not(feature = "otlp"))]
     return Err(format!("this build cannot export traces to {endpoint}; build it with the feature otlp"));
     #[cfg(feature = "otlp")]
@@ -74,7 +99,7 @@ fn tracer(config: &TelemetryConfig, resource: Resource) -> Result<SdkTracerProvi
         use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor};
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
-            .with_endpoint(format!("{}/v1/traces", endpoint.trim_end_matches('/')))
+            .with_endpoint(format!("{endpoint}/v1/traces"))
             .build()
             .map_err(|e| e.to_string())?;
         // The default queue of 2,048 drops spans in bursts of a few thousand.
@@ -108,10 +133,17 @@ impl Telemetry {
 impl Drop for Telemetry {
     fn drop(&mut self) {
         // An absent collector must not keep a process from ending, and is no error of the work that was done.
-        if let Err(e) = self.traces.shutdown_with_timeout(std::time::Duration::from_secs(3)) {
-            tracing::warn!(error = %e, "not all traces were exported");
-        }
-        let _ = self.meters.shutdown();
+        std::thread::scope(|scope| {
+            // It gives up after five seconds.
+            scope.spawn(|| {
+                if let Err(e) = self.meters.shutdown() {
+                    tracing::warn!(error = %e, "the last metrics were not exported");
+                }
+            });
+            if let Err(e) = self.traces.shutdown_with_timeout(std::time::Duration::from_secs(3)) {
+                tracing::warn!(error = %e, "not all traces were exported");
+            }
+        });
     }
 }
 

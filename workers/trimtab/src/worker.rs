@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use opentelemetry::KeyValue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, debug, error, field, info, info_span, warn};
@@ -176,6 +175,7 @@ pub async fn run(
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) {
+    metrics.begins(worker.role());
     let mut takers = JoinSet::new();
     let cut_off = CancellationToken::new();
     let idle = Arc::new(Idle::new());
@@ -367,9 +367,8 @@ impl One {
                 }
             },
         };
-        let labels = [KeyValue::new("role", role), KeyValue::new("result", result)];
-        self.metrics.events.add(1, &labels);
-        self.metrics.handle.record(started.elapsed().as_secs_f64(), &labels[..1]);
+        self.metrics.events.add(1, &[role, result]);
+        self.metrics.handle.note(started.elapsed().as_secs_f64(), &[role]);
         if let Err(e) = settled {
             // It will come again, and be found to be done already.
             warn!(role, error = %e, "an event could not be settled");
@@ -432,7 +431,7 @@ impl One {
     }
 
     async fn bury(&self, settle: Box<dyn trimtab_bus::Settle>, why: String) -> Result<(), BusError> {
-        self.metrics.dead.add(1, &[KeyValue::new("role", self.worker.role().name())]);
+        self.metrics.dead.add(1, &[self.worker.role().name()]);
         settle.dead(why).await
     }
 }

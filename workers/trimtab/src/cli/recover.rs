@@ -129,6 +129,7 @@ pub(crate) async fn run(context: &CommandContext, args: RecoverArgs) -> Result<u
     let stop = Stop::at(limit.map(|limit| Instant::now() + limit));
     stop_on_signals(&stop);
     let metrics = Arc::new(RecoveryMetrics::new());
+    crate::metrics::BUILD.level().set(1.0, &[env!("CARGO_PKG_VERSION"), "recover"]);
     let ended = CancellationToken::new();
     let _ended = ended.clone().drop_guard();
     if let Some(address) = args.http {

@@ -30,6 +30,7 @@ use crate::scans::Scans;
 use crate::share::{Limited, Paced, Share, Sharing};
 use crate::sign::{Signer, Trusted};
 use crate::triggers::Triggers;
+use crate::watched::Watched;
 use crate::wishes::Wishes;
 use crate::worker::{self, LoopOptions, Out};
 use crate::workers::{Audit, Decider, Executor, ExecutorParts, Scanner, ScannerParts};
@@ -59,7 +60,7 @@ pub(crate) struct Told<'a> {
     /// The role, or what it does.
     #[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "only a micro service has a name"))]
     pub(crate) name: &'static str,
-    /// A queue that it may look at.
+    /// A queue that it may look at, which tells whether the bus answers.
     pub(crate) queue: Role,
     /// Whether it needs the store.
     pub(crate) store: bool,
@@ -245,6 +246,8 @@ impl Process {
             instance: self.instance.clone(),
             metrics: self.metrics.clone(),
         };
+        let every = if self.config.follow.enabled { Some(self.config.follow_every()) } else { self.config.every };
+        self.metrics.scans_every(every);
         self.start(Arc::new(Scanner::new(parts)), SHARDS_AT_ONCE);
         Ok(())
     }
@@ -339,6 +342,16 @@ impl Process {
         console: Option<Arc<Console>>,
     ) -> anyhow::Result<()> {
         let checks = self.checks(&told);
+        crate::metrics::BUILD.level().set(1.0, &[env!("CARGO_PKG_VERSION"), told.name]);
+        let watched = Watched {
+            bus: self.wires.bus.clone(),
+            // Who does everything takes from every queue.
+            queues: if told.name == "run" { Role::ALL.to_vec() } else { vec![told.queue] },
+            scans: told.store.then(|| (self.scans.clone(), self.config.target().to_owned())),
+            checks: checks.clone(),
+        };
+        let ended = self.ended.clone();
+        self.tellers.spawn(async move { ended.run_until_cancelled(watched.keep()).await });
         #[cfg(feature = "nats")]
         if let Some(nats) = &self.wires.nats {
             let status = crate::micro::Status {

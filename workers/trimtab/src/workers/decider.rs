@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
-use opentelemetry::KeyValue;
 use tracing::{Span, info_span};
 use trimtab_bus::{Published, Role};
 use trimtab_events::{Body, Candidate, Event, Page, Trace, Verdict};
@@ -86,7 +85,7 @@ impl Decider {
             }
         }
         for (verdict, count) in verdicts {
-            self.metrics.decisions.add(count, &[KeyValue::new("verdict", verdict.name())]);
+            self.metrics.decisions.add(count, &[verdict.name()]);
         }
         if acts.is_empty() {
             return Ok(());

@@ -20,6 +20,7 @@ use crate::activity::Activity;
 use crate::clock::{Clock, timestamp};
 use crate::config::Caps;
 use crate::journal::{self, Entry, Journal, JournalError, RecordKind};
+use crate::metrics::BEYOND_RULE;
 use crate::scans::{LEADER_SILENCE_MS, Revisit, Scans};
 use crate::sign::{Signer, Trusted};
 use crate::telemetry;
@@ -726,7 +727,7 @@ fn judge(
         .filter(|id| !decision.ledgers.contains(id) && !decision.dropped_by_load.contains(id))
         .collect();
     if !beyond.is_empty() {
-        reasons.push(reason("beyond", format!("more was freed than predicted: {beyond:?}")));
+        reasons.push(reason(BEYOND_RULE, format!("more was freed than predicted: {beyond:?}")));
     }
     let shown = after.as_ref().is_some_and(|after| shows(decision, aim, after));
     let status = match (shown, failed, pending) {

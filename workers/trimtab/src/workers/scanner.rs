@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
-use opentelemetry::KeyValue;
 use opentelemetry::trace::TraceContextExt;
 use tracing::{Span, info, info_span, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -558,6 +557,7 @@ impl Scanner {
                 Ok(item) => item,
                 Err(e) => return Ok(Err(e)),
             };
+            let (topics, unknown) = (scan.report.topics, scan.report.unknown);
             match item {
                 Item::Problem(problem) => {
                     warn!(shard, problem, "a shard is not complete");
@@ -573,6 +573,8 @@ impl Scanner {
                 }
                 Item::Surveyed(survey) => surveyed = Some(*survey),
             }
+            self.parts.metrics.topics.add(scan.report.topics.saturating_sub(topics), &[]);
+            self.parts.metrics.unknown.add(scan.report.unknown.saturating_sub(unknown), &[]);
             self.emit(shard, &mut pages, scan, false, out).await?;
             if renewed.elapsed() > LEASE / 3 {
                 self.renew(scan).await?;
@@ -664,9 +666,7 @@ impl Scanner {
         }
         scan.newest_ms = scan.newest_ms.max(topic.seen.modified_ms);
         scan.user_topics += u64::from(topic.class == TopicClass::User);
-        self.parts.metrics.topics.add(1, &[]);
         if decision.reasons.iter().any(|reason| reason.rule == UNKNOWN) {
-            self.parts.metrics.unknown.add(1, &[]);
             warn!(subject = topic.subject, why = decision.reasons[0].says, "kept: something about it is not known");
         }
         // Past the limit nothing of this scan is carried out before a person confirms it: the rest is only counted, so that queues
@@ -858,7 +858,10 @@ impl Scanner {
             (None, true) => "complete",
             (None, false) => "incomplete",
         };
-        self.parts.metrics.scans.add(1, &[KeyValue::new("result", result)]);
+        if report.scope.is_all() {
+            self.parts.metrics.saw_everything(&report);
+        }
+        self.parts.metrics.scans.add(1, &[result]);
         Ok(())
     }
 
@@ -1079,7 +1082,7 @@ impl Worker for Scanner {
                 Body::ScanRequest(request) => {
                     let handled = self.request(event, &request, out).await;
                     if matches!(handled, Err(Failure::Failed { .. })) {
-                        self.parts.metrics.scans.add(1, &[KeyValue::new("result", "failed")]);
+                        self.parts.metrics.scans.add(1, &["failed"]);
                     }
                     handled
                 }
