@@ -128,6 +128,19 @@ fn a_real_prometheus_has_the_numbers_that_the_record_has() {
     let (content, said) = promtool(folder.path(), &["check", "metrics"], &text).unwrap();
     assert!(content && said.trim().is_empty(), "{said}");
 
+    // The last outcome that was counted leads to its trace, which is that of the record.
+    let traces: BTreeSet<&str> = done.iter().map(|record| record["trace_id"].as_str().unwrap()).collect();
+    let found = || {
+        let query = r#"trimtab_outcomes_total{status="done"}"#;
+        let times = [("query", query), ("start", "0"), ("end", "9999999999")];
+        let answer = prometheus.api("query_exemplars", &times).unwrap().json().unwrap();
+        let all =
+            answer["data"].as_array().into_iter().flatten().flat_map(|of| of["exemplars"].as_array().unwrap().clone());
+        all.map(|exemplar| exemplar["labels"]["trace_id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    until("an exemplar was taken", || !found().is_empty());
+    assert!(found().iter().all(|id| traces.contains(id.as_str())), "{:?} {traces:?}", found());
+
     // Whoever is sent the metrics has the same ones.
     let sent = || otlp.metrics();
     until("the same metrics are sent", || {

@@ -22,6 +22,7 @@ use trimtab_events::{Protection, Scope, Trigger};
 use trimtab_targets::Class;
 
 use crate::console::{self, Console};
+use crate::openmetrics;
 use crate::telemetry::Telemetry;
 use crate::triggers::{Triggers, scopes_of};
 use crate::wishes::Wishes;
@@ -127,8 +128,12 @@ async fn ready(
     (status, text).into_response()
 }
 
-async fn metrics(State(served): State<Served>) -> Response {
+async fn metrics(State(served): State<Served>, headers: HeaderMap) -> Response {
+    let accept = headers.get("accept").and_then(|value| value.to_str().ok()).unwrap_or_default();
     match Telemetry::page(&served.registry) {
+        Ok(page) if openmetrics::wanted(accept) => {
+            ([("content-type", openmetrics::CONTENT_TYPE)], openmetrics::page(&page)).into_response()
+        }
         Ok(page) => ([("content-type", "text/plain; version=0.0.4")], page).into_response(),
         Err(e) => problem(StatusCode::INTERNAL_SERVER_ERROR, &e.to_string()),
     }

@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod micro;
 pub mod notify;
 pub mod once;
+pub mod openmetrics;
 pub mod plan;
 pub mod recovery;
 pub mod retry;

@@ -10,6 +10,8 @@ use trimtab_bus::Role;
 use trimtab_events::{Outcome, Status, Verdict};
 use trimtab_recovery::DirProgress;
 
+use crate::openmetrics::note;
+
 /// What a metric does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -201,6 +203,17 @@ impl Declared {
         self.labels.iter().zip(values).map(|(label, value)| KeyValue::new(label.name, *value)).collect()
     }
 
+    /// A series of it as a page for Prometheus names it; `part` and `more` are those of a histogram.
+    fn series(&self, part: &str, values: &[&'static str], more: Option<(&str, String)>) -> String {
+        let labels = self.labels.iter().map(|label| label.name).zip(values.iter().map(|value| (*value).to_owned()));
+        let mut labels: Vec<(&str, String)> = labels.collect();
+        labels.sort();
+        let labels: Vec<String> =
+            labels.into_iter().chain(more).map(|(name, value)| format!("{name}=\"{value}\"")).collect();
+        let name = self.exposed();
+        if labels.is_empty() { format!("{name}{part}") } else { format!("{name}{part}{{{}}}", labels.join(",")) }
+    }
+
     /// All combinations of values, where they are known beforehand; those of a label that is one of several in a process are `fixed`.
     fn combinations(&self, fixed: Option<&'static str>) -> Vec<Vec<&'static str>> {
         let mut all = vec![Vec::new()];
@@ -253,6 +266,9 @@ impl Counts {
     /// Counts `n` more, of these values of its labels.
     pub fn add(&self, n: u64, values: &[&'static str]) {
         self.counter.add(n, &self.declared.labelled(values));
+        if n > 0 {
+            note(|| self.declared.series("", values, None), n as f64);
+        }
     }
 
     fn touch(&self, fixed: Option<&'static str>) {
@@ -285,6 +301,9 @@ impl Times {
     /// Notes how long something took.
     pub fn note(&self, seconds: f64, values: &[&'static str]) {
         self.histogram.record(seconds, &self.declared.labelled(values));
+        let bound = BOUNDS.into_iter().find(|bound| seconds <= *bound);
+        let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| bound.to_string());
+        note(|| self.declared.series("_bucket", values, Some(("le", bound))), seconds);
     }
 }
 
@@ -401,14 +420,16 @@ pub struct FollowMetrics {
 }
 
 impl FollowMetrics {
-    /// Makes all of them on the global meter.
+    /// Makes all of them on the global meter. Nothing is heard so far.
     pub fn new() -> FollowMetrics {
+        let watching = FOLLOW_WATCHING.level();
+        watching.set(0.0, &[]);
         FollowMetrics {
             changes: FOLLOW_CHANGES.counts(),
             due: FOLLOW_DUE.counts(),
             requests: FOLLOW_REQUESTS.counts(),
             catch_ups: FOLLOW_CATCH_UPS.counts(),
-            watching: FOLLOW_WATCHING.level(),
+            watching,
             lag: FOLLOW_LAG.level(),
         }
     }
@@ -523,6 +544,15 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), ALL.len());
+    }
+
+    #[test]
+    fn a_series_is_named_as_on_the_page() {
+        assert_eq!(FREED.series("", &[], None), "trimtab_freed_bytes_total");
+        let of = EVENTS.series("", &["audit", "done"], None);
+        assert_eq!(of, r#"trimtab_events_handled_total{result="done",role="audit"}"#);
+        let of = HANDLE.series("_bucket", &["audit"], Some(("le", "5".to_owned())));
+        assert_eq!(of, r#"trimtab_handle_duration_seconds_bucket{role="audit",le="5"}"#);
     }
 
     #[test]

@@ -488,14 +488,14 @@ impl Scans {
         Ok(self.get(&format!("budget/{scan}")).await?.map(|(budget, _)| budget).unwrap_or_default())
     }
 
-    /// Whether a limit keeps what the last scan found from being done: it has ended, and no person has confirmed it. The last scan of
-    /// everything counts besides, where changes are followed: while it is stopped, so is everything that is followed.
+    /// Whether a limit keeps what the last scan found from being done: it has ended, and no person has confirmed it. Where changes are
+    /// followed (`follows`), the last scan of everything counts besides: while it is stopped, so is everything that is followed.
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn stopped(&self, target: &str) -> Result<bool, Failure> {
+    pub async fn stopped(&self, target: &str, follows: bool) -> Result<bool, Failure> {
         let last = self.leader(target).await?.map(|leader| leader.scan.id);
-        let whole = self.whole(target).await?.map(|whole| whole.scan);
+        let whole = if follows { self.whole(target).await?.map(|whole| whole.scan) } else { None };
         for scan in [last, whole].into_iter().flatten() {
             if self.gate(scan).await?.is_some_and(|gate| gate.closed().is_some()) {
                 return Ok(true);

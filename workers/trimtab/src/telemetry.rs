@@ -42,6 +42,9 @@ pub fn start(role: &str, config: &TelemetryConfig) -> Result<Telemetry, Telemetr
         .with_attribute(KeyValue::new("trimtab.role", role.to_owned()))
         .build();
     let traces = tracer(config, resource.clone()).map_err(|e| failed(&e))?;
+    if endpoint(config).is_some() {
+        crate::openmetrics::begin();
+    }
     let registry = prometheus::Registry::new();
     // There is one scope: its name on every series would say nothing.
     let exporter = opentelemetry_prometheus::exporter().with_registry(registry.clone()).scope_info_enabled(false);
@@ -134,10 +137,10 @@ impl Drop for Telemetry {
     fn drop(&mut self) {
         // An absent collector must not keep a process from ending, and is no error of the work that was done.
         std::thread::scope(|scope| {
-            // It gives up after five seconds.
+            // It gives up after five seconds. The exporter has said itself what is wrong, if somebody takes only traces.
             scope.spawn(|| {
                 if let Err(e) = self.meters.shutdown() {
-                    tracing::warn!(error = %e, "the last metrics were not exported");
+                    tracing::debug!(error = %e, "the last metrics were not exported");
                 }
             });
             if let Err(e) = self.traces.shutdown_with_timeout(std::time::Duration::from_secs(3)) {

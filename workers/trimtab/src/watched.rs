@@ -20,8 +20,10 @@ pub(crate) struct Watched {
     pub(crate) bus: Arc<dyn Bus>,
     /// Queues that this process may look at.
     pub(crate) queues: Vec<Role>,
-    /// Where scans and limits are, and of which target, where this process may look at it.
+    /// Where scans and limits are, of which target, where this process may look at it.
     pub(crate) scans: Option<(Scans, String)>,
+    /// Whether it follows changes.
+    pub(crate) follows: bool,
     /// Checks of readiness.
     pub(crate) checks: Vec<Check>,
 }
@@ -43,7 +45,7 @@ impl Watched {
                 }
             }
             if let Some((scans, target)) = &self.scans
-                && let Ok(closed) = scans.stopped(target).await
+                && let Ok(closed) = scans.stopped(target, self.follows).await
             {
                 stopped.set(f64::from(u8::from(closed)), &[]);
             }

@@ -356,19 +356,23 @@ impl One {
         let role = self.worker.role().name();
         let Delivery { event, tries, settle } = delivery;
         let started = tokio::time::Instant::now();
+        let mut span = Span::none();
         let (result, settled) = match event {
             Err(malformed) => ("malformed", self.bury(settle, format!("not an event: {}", malformed.why)).await),
             Ok(event) => match event.body() {
                 Err(e) => ("invalid", self.bury(settle, e.to_string()).await),
                 Ok(body) => {
-                    let span = process_span(role, &event, tries);
+                    span = process_span(role, &event, tries);
                     let handled = self.work(&event, body, settle.as_ref()).instrument(span.clone()).await;
-                    self.settle(handled, &event, tries, settle).instrument(span).await
+                    self.settle(handled, &event, tries, settle).instrument(span.clone()).await
                 }
             },
         };
-        self.metrics.events.add(1, &[role, result]);
-        self.metrics.handle.note(started.elapsed().as_secs_f64(), &[role]);
+        // In its trace: a person who sees the number finds the event.
+        span.in_scope(|| {
+            self.metrics.events.add(1, &[role, result]);
+            self.metrics.handle.note(started.elapsed().as_secs_f64(), &[role]);
+        });
         if let Err(e) = settled {
             // It will come again, and be found to be done already.
             warn!(role, error = %e, "an event could not be settled");

@@ -348,6 +348,7 @@ impl Process {
             // Who does everything takes from every queue.
             queues: if told.name == "run" { Role::ALL.to_vec() } else { vec![told.queue] },
             scans: told.store.then(|| (self.scans.clone(), self.config.target().to_owned())),
+            follows: told.follow.is_some(),
             checks: checks.clone(),
         };
         let ended = self.ended.clone();
