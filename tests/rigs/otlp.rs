@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -48,14 +48,23 @@ impl Receiver {
     /// # Errors
     /// When there is none.
     pub fn start() -> Result<Receiver> {
+        Receiver::in_front_of(None)
+    }
+
+    /// The same, in front of another receiver, by its base address: what comes in is sent on as it came.
+    ///
+    /// # Errors
+    /// When there is no free port.
+    pub fn in_front_of(other: Option<String>) -> Result<Receiver> {
+        let other = other.map(|url| url.trim_start_matches("http://").to_owned());
         let listener = TcpListener::bind("127.0.0.1:0").context("listening for traces")?;
         let address = listener.local_addr()?.to_string();
         let kept: Arc<Mutex<Kept>> = Arc::default();
         let into = kept.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(std::result::Result::ok) {
-                let into = into.clone();
-                std::thread::spawn(move || while take(&stream, &into).is_ok_and(|more| more) {});
+                let (into, other) = (into.clone(), other.clone());
+                std::thread::spawn(move || while take(&stream, &into, other.as_deref()).is_ok_and(|more| more) {});
             }
         });
         Ok(Receiver { address, kept })
@@ -83,7 +92,7 @@ impl Receiver {
 }
 
 /// Takes one request of a connection; false at its end.
-fn take(stream: &TcpStream, kept: &Mutex<Kept>) -> Result<bool> {
+fn take(stream: &TcpStream, kept: &Mutex<Kept>, other: Option<&str>) -> Result<bool> {
     let mut reader = BufReader::new(stream);
     let (mut length, mut line, mut metrics) = (0, String::new(), false);
     loop {
@@ -105,12 +114,27 @@ fn take(stream: &TcpStream, kept: &Mutex<Kept>) -> Result<bool> {
         let sent = metrics_of(&ExportMetricsServiceRequest::decode(body.as_slice())?);
         kept.lock().unwrap_or_else(PoisonError::into_inner).metrics.extend(sent);
     } else {
+        if let Some(other) = other {
+            send_on(&body, other)?;
+        }
         let sent = spans_of(&ExportTraceServiceRequest::decode(body.as_slice())?);
         kept.lock().unwrap_or_else(PoisonError::into_inner).spans.extend(sent);
     }
     let mut stream = stream;
     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n")?;
     Ok(true)
+}
+
+/// Gives spans to another receiver; an error breaks the connection to whoever sent them, which says so.
+fn send_on(body: &[u8], other: &str) -> Result<()> {
+    let mut stream = TcpStream::connect(other).context("connecting to the other receiver")?;
+    let head = "POST /v1/traces HTTP/1.1\r\ncontent-type: application/x-protobuf\r\nconnection: close";
+    write!(stream, "{head}\r\nhost: {other}\r\ncontent-length: {}\r\n\r\n", body.len())?;
+    stream.write_all(body)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).context("reading what the other receiver says")?;
+    ensure!(answer.starts_with("HTTP/1.1 200 "), "the other receiver does not take them: {answer}");
+    Ok(())
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -53,6 +53,9 @@ fn install() -> Result<()> {
     println!("export NATS_SERVER='{}'", cache::nats_server()?.display());
     println!("export NATS_CLI='{}'", cache::nats_cli()?.display());
     cache::prometheus()?;
+    if let Some(jaeger) = cache::jaeger()? {
+        println!("export JAEGER='{}'", jaeger.display());
+    }
     println!("export DOCKER_COMPOSE='{}'", cache::docker_compose()?.display());
     Ok(())
 }

@@ -12,6 +12,7 @@ use reqwest::{Method, StatusCode, Url};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
+use tracing::{Instrument, field, info_span};
 use trimtab_events::{Position, Retention, Told};
 
 use super::metadata::Hole;
@@ -322,7 +323,24 @@ impl Admin {
         }
         broker.calls.pace.one().await;
         let started = Instant::now();
-        let sent = self.send_once(method, url, what).await;
+        let span = info_span!(
+            "call",
+            otel.name = %method,
+            otel.kind = "client",
+            otel.status_code = field::Empty,
+            http.request.method = %method,
+            http.response.status_code = field::Empty,
+            server.address = url.host_str(),
+            server.port = url.port_or_known_default().map(i64::from),
+            url.path = url.path(),
+        );
+        let sent = self.send_once(method, url, what).instrument(span.clone()).await;
+        if let Ok((answer, _)) = &sent {
+            span.record("http.response.status_code", i64::from(answer.status.as_u16()));
+        }
+        if !sent.as_ref().is_ok_and(|(answer, _)| answer.status.as_u16() < 400) {
+            span.record("otel.status_code", "ERROR");
+        }
         let bad = match &sent {
             Ok((answer, _)) => answer.status.is_server_error() || answer.status == StatusCode::TOO_MANY_REQUESTS,
             Err(_) => true,

@@ -460,6 +460,7 @@ impl Executor {
             otel.kind = "client",
             trimtab.subject = decision.subject,
             trimtab.verdict = decision.verdict.name(),
+            trimtab.decision = %decision.id,
             trimtab.bytes = decision.bytes,
         );
         info!(subject = decision.subject, verdict = decision.verdict.name(), ledgers = ?decision.ledgers, "acting");
