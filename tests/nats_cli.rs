@@ -1,5 +1,7 @@
 //! The commands that look after what is on NATS, and workers that come and go there: the real binary and a real server.
 
+#[path = "nats_cli/doctor.rs"]
+mod doctor;
 #[path = "nats_cli/forged.rs"]
 mod forged;
 #[path = "nats_cli/habits.rs"]

@@ -275,6 +275,26 @@ fn brokers_that_ask_for_tokens_and_tls_are_followed_to_the_owner() {
         }
         panic!("no run as {role} came to say {says:?} and end with {code}");
     };
+    // Before anything is scanned it can be told what will go wrong.
+    let doctor = |role: &str, more: &[&str]| {
+        let token = token(role);
+        let args = ["doctor", "--from", &from, "--admin", &url, "--ca-file", &ca, "--token-file", &token];
+        run(state, &[&args[..], more].concat())
+    };
+    let healthy = doctor(SUPERUSER, &[]).exits(0);
+    for says in [&format!("[ok]   broker {url}: answers"), &format!("[ok]   clock of {url}: "), "/managed-ledgers: "] {
+        assert!(healthy.out.contains(says), "{says}: {healthy:?}");
+    }
+    // These brokers have TLS for the web only.
+    assert!(healthy.out.contains("[look] binary protocol: no broker is registered"), "{healthy:?}");
+    assert!(!healthy.out.contains("broker http://"), "a token goes to TLS alone: {healthy:?}");
+    let refused = doctor("nobody", &[]).exits(1);
+    assert!(refused.out.contains("give a token of a superuser"), "{refused:?}");
+    let conf = state.join("broker.conf").display().to_string();
+    std::fs::write(&conf, "defaultRetentionTimeInMinutes=10080\n").unwrap();
+    let differs = doctor(SUPERUSER, &["--broker-conf", &conf]).exits(1);
+    let says = "defaultRetentionTimeInMinutes is \"0\" there, and pulsar.default_retention_minutes is \"10080\" here";
+    assert!(differs.out.contains(says), "{differs:?}");
     // A role without rights frees nothing, and is told what it lacks.
     let refused = until("nobody", "check the token", 1);
     assert!(refused.out.contains("; 0 ledgers are gone"), "{refused:?}");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, fcntl_lock};
 use trimtab_recovery::{DirState, Outcome, PartitionState, RunReport};
+use trimtab_tests::book::quickstart;
 use trimtab_tests::trimtab::{Ended, begin, run};
 
 #[path = "recovery/reference.rs"]
@@ -44,6 +45,16 @@ fn without_times(text: &str) -> String {
         },
     };
     text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_quick_start_can_be_typed() {
+    let ((_top, dir), state) = (fixture(), tempfile::tempdir().unwrap());
+    let dir = dir.display().to_string();
+    for command in quickstart("Kafka", &[("LOG_DIR", &dir)]) {
+        let args: Vec<&str> = command.iter().map(String::as_str).collect();
+        let _ = run(state.path(), &args).exits(0);
+    }
 }
 
 fn report(ended: &Ended) -> RunReport {

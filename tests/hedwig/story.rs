@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use trimtab_tests::book::quickstart;
 use trimtab_tests::hedwig::{Hands, HedwigRig, REGION, TOPICS};
 use trimtab_tests::java::Shift;
 use trimtab_tests::trimtab::run;
@@ -48,6 +49,13 @@ fn an_abandoned_subscriber_is_found_announced_and_moved() {
     std::fs::write(&config, &text).unwrap();
     let (from, config) = (format!("hedwig+zk://{}", rig.zk()), config.display().to_string());
     let place = ["--from", &from, "--config", &config];
+    // The quick start, with a state of its own. Before the first scan of this test: it does not touch anything.
+    let elsewhere = tempfile::tempdir().unwrap();
+    for command in quickstart("Hedwig", &[("hedwig+zk://HOST:2181", &from)]) {
+        let args: Vec<&str> = command.iter().map(String::as_str).chain(["--config", &config]).collect();
+        let ended = run(elsewhere.path(), &args);
+        assert!([0, 4].contains(&ended.code), "{command:?}: {ended:?}");
+    }
     let act = || {
         let ended = run(state, &[&["run", "--apply"][..], &place].concat());
         assert!([0, 4].contains(&ended.code), "{ended:?}");

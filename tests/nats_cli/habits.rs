@@ -254,3 +254,33 @@ async fn ends_in_order(pipeline: &mut Pipeline) {
         assert_eq!(process.stop().expect("stopped").code(), Some(0), "{role}");
     }
 }
+
+#[test]
+#[ignore = "needs nats-server"]
+fn systemd_is_told_when_a_role_runs_lives_and_ends() {
+    let ground = crate::Ground::new();
+    let url = ground.nats.url();
+    let _ = trimtab_tests::trimtab::run(ground.state(), &["nats", "setup", "--nats", &url]).exits(0);
+    let path = ground.state().join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("a socket");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a time");
+    let heard = || {
+        let mut buffer = [0; 256];
+        let length = socket.recv(&mut buffer).expect("something is told");
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    };
+    let seed = ground.seed();
+    let (address, port) = (path.display().to_string(), Port::take().expect("a port"));
+    // Half of that is how often it is told.
+    let env = [("NOTIFY_SOCKET", address.as_str()), ("WATCHDOG_USEC", "200000")];
+    let args = ["decider", "--nats", &url, "--seed-file", &seed, "--http", &port.address()];
+    let running = trimtab_tests::trimtab::begin(ground.state(), &args, &env);
+    assert_eq!(heard().trim(), "READY=1");
+    let asked = trimtab_tests::trimtab::run(ground.state(), &["health", "--ready", "--http", &port.address()]).exits(0);
+    assert_eq!(asked.out, "ok\n");
+    assert_eq!([heard(), heard()].map(|told| told.trim().to_owned()), ["WATCHDOG=1", "WATCHDOG=1"]);
+    running.stop();
+    while heard().trim() == "WATCHDOG=1" {}
+    let _ = running.wait().exits(0);
+    let _ = trimtab_tests::trimtab::run(ground.state(), &["health", "--http", &port.address()]).exits(1);
+}

@@ -8,6 +8,7 @@
 //! cache folder of [`cache`], outside the tree. A missing tool is an error that names it, never a skipped test.
 
 pub mod browser;
+pub mod book;
 pub mod cache;
 pub mod dice;
 pub mod formats;

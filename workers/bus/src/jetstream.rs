@@ -60,6 +60,15 @@ pub struct JetStream {
     closed: std::sync::atomic::AtomicBool,
 }
 
+/// What the servers say of the dead letters, and of the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Glance {
+    /// Dead letters.
+    pub dead: u64,
+    /// What the clock of the server that answered says. Servers before 2.10 do not tell.
+    pub clock: Option<std::time::SystemTime>,
+}
+
 fn index(role: Role) -> usize {
     match role {
         Role::Scanner => 0,
@@ -133,6 +142,14 @@ impl JetStream {
     /// When the streams cannot be read; what was not moved is moved by a later call.
     pub async fn janitor_pass(&self) -> Result<u64> {
         letters::janitor_pass(&self.letters).await
+    }
+
+    /// What the servers say of the dead letters, and of the time.
+    ///
+    /// # Errors
+    /// When they do not answer, or refuse.
+    pub async fn glance(&self) -> Result<Glance> {
+        self.letters.glance().await
     }
 
     /// Waits until all that was settled has left this process. To be called before it ends.

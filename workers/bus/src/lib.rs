@@ -25,7 +25,7 @@ use trimtab_events::Event;
 
 pub use in_process::InProcess;
 #[cfg(feature = "nats")]
-pub use jetstream::{Connection, Credentials, Definition, JetStream, NatsOptions, Tls};
+pub use jetstream::{Connection, Credentials, Definition, Glance, JetStream, NatsOptions, Tls};
 #[cfg(feature = "nats")]
 pub use kv::KvStore;
 #[cfg(any(test, feature = "conformance"))]

@@ -4,6 +4,7 @@
 
 pub mod bookkeeper;
 mod error;
+mod finding;
 mod globs;
 pub mod hedwig;
 #[cfg(feature = "nats")]
@@ -16,6 +17,7 @@ mod zk;
 mod zk_writes;
 
 pub use error::{Class, TargetError, Undecodable};
+pub use finding::{Finding, Grade, clock};
 pub use pace::{Calls, CallsTo, Pace, PaceError, Slot};
 pub use traits::{
     Act, Change, Changes, Effect, Inventory, Item, Mode, Permit, Reads, ReadsOf, Record, Shard, Skipped, Undo,

@@ -5,6 +5,7 @@ use futures::stream::BoxStream;
 use trimtab_events::{Candidate, Decision, LedgerCandidate, Position, Scope, SurveyReport, TopicState, Verdict};
 
 use crate::error::{Class, Result, TargetError};
+use crate::finding::Finding;
 
 /// A part of a target that is scanned, and resumed, as a whole. For Pulsar a namespace, `tenant/namespace`.
 pub type Shard = String;
@@ -68,6 +69,10 @@ pub trait Inventory: Send + Sync {
     /// Why not.
     fn reachable(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(futures::future::ready(Ok(())))
+    }
+    /// What can be said of the metadata before it is scanned: whether it is there, and may be read. Reads a few nodes.
+    fn examine(&self) -> BoxFuture<'_, Vec<Finding>> {
+        Box::pin(futures::future::ready(Vec::new()))
     }
 }
 
@@ -209,6 +214,11 @@ pub trait Act: Send + Sync {
         _permit: &'a Permit,
     ) -> BoxFuture<'a, Result<Effect>> {
         Box::pin(futures::future::ready(Ok(Effect::default())))
+    }
+
+    /// What can be said of the owners before anything is carried out: whether they can be reached, and let us in. Changes nothing.
+    fn examine(&self) -> BoxFuture<'_, Vec<Finding>> {
+        Box::pin(futures::future::ready(Vec::new()))
     }
 
     /// Takes an act back, while what it needs for that exists. Most acts cannot be.

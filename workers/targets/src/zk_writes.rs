@@ -13,11 +13,14 @@ pub(crate) struct Access {
     pub(crate) id: String,
 }
 
+/// The right to delete a node's children.
+pub(crate) const DELETE: i32 = 8;
+
 const PERMISSIONS: [(i32, zk::Permission); 5] = [
     (1, zk::Permission::READ),
     (2, zk::Permission::WRITE),
     (4, zk::Permission::CREATE),
-    (8, zk::Permission::DELETE),
+    (DELETE, zk::Permission::DELETE),
     (16, zk::Permission::ADMIN),
 ];
 

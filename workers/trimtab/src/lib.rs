@@ -27,6 +27,7 @@ pub mod scans;
 pub mod share;
 mod sightings;
 pub mod sign;
+mod systemd;
 pub mod telemetry;
 pub mod triggers;
 mod watched;

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use trimtab_events::Event;
 
+use super::Glance;
 use super::connect::{Empty, Link, chain};
 use super::packed;
 use super::publish::{Flow, store};
@@ -97,6 +98,23 @@ impl Letters {
             .await?;
         letters.reverse();
         Ok(letters)
+    }
+
+    /// How many there are, and what time the servers have.
+    pub(super) async fn glance(&self) -> Result<Glance> {
+        #[derive(serde::Deserialize)]
+        struct State {
+            messages: u64,
+        }
+        #[derive(serde::Deserialize)]
+        struct Told {
+            state: State,
+            ts: Option<jiff::Timestamp>,
+        }
+        let what = "look at the dead letters";
+        let told = self.link.api::<Told>(what, &format!("STREAM.INFO.{DEAD}"), &Empty {}).await?;
+        let told = told.map_err(|e| BusError::Refused { what: what.to_owned(), why: e.to_string() })?;
+        Ok(Glance { dead: told.state.messages, clock: told.ts.and_then(|ts| ts.try_into().ok()) })
     }
 
     /// The letter of this id, which is its place in the stream.

@@ -10,9 +10,10 @@ use trimtab_events::{Candidate, Decision, Evidence, Guard, OrphanCandidate, Verd
 
 use super::inventory::{LedgerInventory, now_ms};
 use crate::error::{Class, Result, TargetError};
+use crate::finding::{Finding, ZK_RIGHTS};
 use crate::pulsar::cluster_identity;
 use crate::zk::Zk;
-use crate::zk_writes::{Access, Answer, Write};
+use crate::zk_writes::{Access, Answer, DELETE, Write};
 use crate::{Act, Effect, Permit, Record, Skipped, Undo};
 
 /// Deletes ledgers that nothing names.
@@ -189,6 +190,24 @@ fn guarded<'a>(guards: &'a [Guard], anybody: &'a [Access]) -> Option<Vec<Write<'
 
 /// A transaction leaves nothing half done: there is nothing to tidy.
 impl Act for LedgerAct {
+    fn examine(&self) -> BoxFuture<'_, Vec<Finding>> {
+        async move {
+            let (name, root) = ("right to delete ledgers", self.inventory.root());
+            vec![match self.inventory.again().access(root).await {
+                Ok(Some(access)) if access.iter().any(|one| one.id == "anyone" && one.permissions & DELETE != 0) => {
+                    Finding::good(name, format!("everybody may, below {root}"))
+                }
+                Ok(_) => Finding::doubtful(
+                    name,
+                    format!("{root} has an access list"),
+                    "whether trimtab's identity may delete below it, only the first act tells; nothing is lost if it may not",
+                ),
+                Err(e) => Finding::failed(name, &e, ZK_RIGHTS),
+            }]
+        }
+        .boxed()
+    }
+
     fn act<'a>(
         &'a self,
         decision: &'a Decision,

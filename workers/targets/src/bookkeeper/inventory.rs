@@ -9,11 +9,13 @@ use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt};
 use trimtab_events::{Candidate, OrphanCandidate, Scope, ledger_of_subject};
 
+use super::ledgers::layout_of;
 use super::look::look;
 use super::referrers::Others;
 use super::scan::{Surveyed, survey};
 use super::snapshot::survey_snapshot;
 use crate::error::{Class, Result, TargetError};
+use crate::finding::{Finding, ZK_RIGHTS};
 use crate::pulsar::{ScopeFilter, TopicName, cluster_identity};
 use crate::snapshot::{Batches, Header, header, items};
 use crate::zk::Zk;
@@ -141,6 +143,32 @@ impl Inventory for LedgerInventory {
 
     fn reachable(&self) -> BoxFuture<'_, Result<()>> {
         self.again.reachable().boxed()
+    }
+
+    fn examine(&self) -> BoxFuture<'_, Vec<Finding>> {
+        async move {
+            let root = self.root();
+            let name = format!("metadata, {root}");
+            let missing = || {
+                Finding::bad(
+                    &name,
+                    "there is no such node",
+                    "set pulsar.ledgers_root to where BookKeeper's ledgers are, below the address's chroot",
+                )
+            };
+            let found = match self.zk.get(&format!("{root}/LAYOUT")).await {
+                Ok(value) => value.map(|(value, _)| value),
+                Err(e) => return vec![Finding::failed(name, &e, ZK_RIGHTS)],
+            };
+            if found.is_none() && !matches!(self.zk.stat(root).await, Ok(Some(_))) {
+                return vec![missing()];
+            }
+            vec![match layout_of(found.as_deref()) {
+                Ok(_) => Finding::good(name, "ledgers are kept in a way that is understood"),
+                Err(why) => Finding::bad(name, why, "no ledger can be looked for here"),
+            }]
+        }
+        .boxed()
     }
 }
 

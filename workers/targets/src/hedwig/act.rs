@@ -194,8 +194,8 @@ impl From<Outcome> for Stop {
 
 /// Acts on a region.
 pub struct HedwigAct {
-    hubs: Hubs,
-    inventory: Arc<HedwigInventory>,
+    pub(super) hubs: Hubs,
+    pub(super) inventory: Arc<HedwigInventory>,
     options: ActOptions,
     /// By hub, as it announces itself.
     attaches: Arc<Calls>,

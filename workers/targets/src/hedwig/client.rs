@@ -344,6 +344,14 @@ impl Hubs {
         }
     }
 
+    /// Whether a hub can be reached; why not, if not. Asks it nothing.
+    pub(super) async fn listens(&self, hub: &HubAddress) -> std::result::Result<(), String> {
+        match tokio::time::timeout(self.options.connect_timeout, self.connect(hub)).await {
+            Ok(connected) => connected.map(drop),
+            Err(_) => Err(format!("no answer within {} s", self.options.connect_timeout.as_secs())),
+        }
+    }
+
     async fn connect(&self, hub: &HubAddress) -> std::result::Result<Box<dyn Stream>, String> {
         let port = match &self.tls {
             None => hub.port,

@@ -5,6 +5,7 @@ use trimtab_events::{Candidate, Consume, Decision, Log, Position, Verdict};
 
 use super::act::{HedwigAct, Move, Outcome, Visit};
 use crate::error::{Class, Result, TargetError};
+use crate::finding::{Finding, ZK_RIGHTS};
 use crate::{Act, Effect, Permit, Record, Skipped, Undo};
 
 impl HedwigAct {
@@ -92,6 +93,33 @@ fn effect(decision: &Decision, outcome: &Outcome, visit: Visit) -> Result<Effect
 
 /// An attachment ends with its connection, so nothing is left to put back: there is nothing to tidy.
 impl Act for HedwigAct {
+    fn examine(&self) -> BoxFuture<'_, Vec<Finding>> {
+        async move {
+            let hubs = match self.inventory.hubs().await {
+                Ok(hubs) => hubs,
+                Err(e) => return vec![Finding::failed("hubs", &e, ZK_RIGHTS)],
+            };
+            if hubs.is_empty() {
+                let advice = "planning works without hubs; to act, start one, or check hedwig.region";
+                return vec![Finding::bad("hubs", "none is registered", advice)];
+            }
+            let mut found = Vec::new();
+            for hub in &hubs {
+                let name = format!("hub {}", hub.plain());
+                found.push(match self.hubs.listens(hub).await {
+                    Ok(()) => Finding::good(name, "can be reached"),
+                    Err(why) => Finding::bad(
+                        name,
+                        why,
+                        "hubs announce addresses that may not be reachable from here: say what to use instead in hedwig.addresses",
+                    ),
+                });
+            }
+            found
+        }
+        .boxed()
+    }
+
     fn act<'a>(
         &'a self,
         decision: &'a Decision,

@@ -13,6 +13,7 @@ use super::scope::TopicFilter;
 use super::topic::{self, PARTS, Settings, Topic, TopicSubscriber};
 use super::znodes::{self, HubAddress, ZK_MANAGER};
 use crate::error::{Class, Result, TargetError};
+use crate::finding::{Finding, ZK_RIGHTS};
 use crate::zk::Zk;
 use crate::{Inventory, Item, ReadsOf};
 
@@ -420,6 +421,23 @@ impl Inventory for HedwigInventory {
 
     fn reachable(&self) -> BoxFuture<'_, Result<()>> {
         self.zk.reachable().boxed()
+    }
+
+    fn examine(&self) -> BoxFuture<'_, Vec<Finding>> {
+        async move {
+            let root = self.settings.root();
+            let name = format!("metadata, {root}");
+            let release = match self.release().await {
+                Ok(Release::Old) => "an old release (no LAYOUT)",
+                Ok(Release::Present) => "a present release",
+                Err(e) => return vec![Finding::failed(name, &e, ZK_RIGHTS)],
+            };
+            vec![match self.zk.children(&format!("{root}/topics")).await {
+                Ok(topics) => Finding::good(name, format!("{release}, {} topics", topics.unwrap_or_default().len())),
+                Err(e) => Finding::failed(name, &e, ZK_RIGHTS),
+            }]
+        }
+        .boxed()
     }
 }
 

@@ -10,6 +10,7 @@ use super::account::{Account, Listed};
 use super::names::StreamName;
 use super::scope::ScopeFilter;
 use crate::error::{Class, Result, TargetError};
+use crate::finding::Finding;
 use crate::pace::Pace;
 use crate::{Inventory, Item, ReadsOf, Shard};
 
@@ -133,6 +134,23 @@ impl Inventory for JetStreamInventory {
 
     fn operations(&self) -> u64 {
         self.pace.made()
+    }
+
+    fn examine(&self) -> BoxFuture<'_, Vec<Finding>> {
+        async move {
+            let mut found = Vec::new();
+            for account in &self.accounts {
+                let name = format!("account {}", account.name());
+                let rights = "let trimtab's user publish to $JS.API.> in this account and subscribe to its inboxes; docs/jetstream.md has the \
+                              least that it needs";
+                found.push(match account.streams(&self.pace).await {
+                    Ok(streams) => Finding::good(name, format!("{} streams, in {}", streams.len(), account.cluster())),
+                    Err(e) => Finding::failed(name, &e, rights),
+                });
+            }
+            found
+        }
+        .boxed()
     }
 
     fn reachable(&self) -> BoxFuture<'_, Result<()>> {

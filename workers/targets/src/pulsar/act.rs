@@ -18,6 +18,7 @@ use super::subscriptions::{
 };
 use super::visit;
 use crate::error::{Class, Result, TargetError};
+use crate::finding::Finding;
 use crate::{Act, Effect, Inventory, Permit, Record, Skipped, Undo};
 
 /// Times of an act.
@@ -37,9 +38,9 @@ impl Default for ActOptions {
 
 /// Acts on Pulsar.
 pub struct PulsarAct {
-    admin: Arc<Admin>,
-    binary: Arc<Binary>,
-    inventory: Arc<PulsarInventory>,
+    pub(super) admin: Arc<Admin>,
+    pub(super) binary: Arc<Binary>,
+    pub(super) inventory: Arc<PulsarInventory>,
     subscriptions: Subscriptions,
     options: ActOptions,
 }
@@ -139,7 +140,7 @@ impl PulsarAct {
         Ok(effect_of(outcome))
     }
 
-    async fn allow_registered(&self) -> Result<()> {
+    pub(super) async fn allow_registered(&self) -> Result<()> {
         let brokers = self.inventory.brokers().await?;
         self.admin.allow(&brokers.web).await;
         self.binary.allow(&brokers.binary).await;
@@ -253,6 +254,10 @@ impl PulsarAct {
 }
 
 impl Act for PulsarAct {
+    fn examine(&self) -> BoxFuture<'_, Vec<Finding>> {
+        self.examined().boxed()
+    }
+
     fn undo<'a>(&'a self, undo: &'a Undo, record: &'a dyn Record, permit: &'a Permit) -> BoxFuture<'a, Result<Effect>> {
         match undo.decision.verdict {
             Verdict::Consume => self.put_back(undo, record, permit).boxed(),

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tracing::{Instrument, field, info_span};
 use trimtab_events::{Position, Retention, Told};
 
+use super::examine::Greeting;
 use super::metadata::Hole;
 use super::names::{TopicName, decode, encode, percent};
 use super::policies::TopicPolicies;
@@ -609,14 +610,22 @@ impl Admin {
         serde_json::from_slice(&answer.body).map_err(|e| TargetError::new(Class::Transient, what, e))
     }
 
-    /// The brokers' settings, as text by name. Needs a superuser; has no side effects.
-    ///
-    /// # Errors
-    /// When the broker does not answer or refuses.
-    pub async fn runtime_configuration(&self) -> Result<HashMap<String, String>> {
-        let what = "reading the brokers' configuration".to_owned();
-        let answer = self.checked(Method::GET, "brokers/configuration/runtime", what.clone()).await?;
-        serde_json::from_slice(&answer.body).map_err(|e| TargetError::new(Class::Transient, what, e))
+    /// The addresses that are configured.
+    pub(super) fn configured(&self) -> Vec<String> {
+        self.options.urls.clone()
+    }
+
+    /// What one broker says of its settings and its clock. Needs a superuser; has no side effects.
+    pub(super) async fn greet(&self, url: &str) -> Result<Greeting> {
+        let what = format!("asking {url} for its settings");
+        let base = Url::parse(url).map_err(|e| TargetError::new(Class::Invalid, what.clone(), e))?;
+        let asked = self.call_from(&base, &Method::GET, "brokers/configuration/runtime", &what).await;
+        let answer = asked.map_err(|e| e.error)?;
+        self.judge(&answer, &what)?;
+        let settings = serde_json::from_slice(&answer.body).map_err(|e| TargetError::new(Class::Invalid, what, e))?;
+        let date = answer.headers.get("date").and_then(|value| value.to_str().ok());
+        let clock = date.and_then(|date| httpdate::parse_http_date(date).ok());
+        Ok(Greeting { settings, clock })
     }
 }
 

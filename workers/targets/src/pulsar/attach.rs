@@ -106,6 +106,22 @@ impl Binary {
         Ok(binary)
     }
 
+    /// Addresses where look-ups may start: those that are configured, or else those that are registered.
+    pub(super) fn starts(&self, registered: &[String]) -> Vec<String> {
+        if !self.options.urls.is_empty() {
+            return self.options.urls.clone();
+        }
+        let tls = |address: &&String| BrokerAddress::parse(address).is_ok_and(|parsed| parsed.tls == self.options.tls);
+        registered.iter().filter(tls).cloned().collect()
+    }
+
+    /// Whether a broker lets us in.
+    pub(super) async fn greet(&self, address: &str) -> Result<()> {
+        let what = || format!("connecting to {address}");
+        let parsed = BrokerAddress::parse(address).map_err(|why| TargetError::new(Class::Invalid, what(), why))?;
+        self.open(&parsed, None).await.map(drop).map_err(|e| wire_error(what(), &e))
+    }
+
     /// Lets look-ups lead to these addresses too, and start there when no address is configured: the brokers registered in the
     /// metadata.
     pub async fn allow(&self, addresses: &[String]) {

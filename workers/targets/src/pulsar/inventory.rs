@@ -21,6 +21,7 @@ use super::scope::ScopeFilter;
 use super::subscribers::{self, Grouper};
 use crate::bookkeeper::{Layout, layout_of};
 use crate::error::{Class, Result, TargetError};
+use crate::finding::Finding;
 use crate::zk::{Stat, Zk};
 use crate::{Changes, Inventory, Item, Reads, ReadsOf};
 
@@ -91,7 +92,11 @@ impl PulsarInventory {
         &self.zk
     }
 
-    async fn layout(&self) -> Result<std::result::Result<Layout, String>> {
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(super) async fn layout(&self) -> Result<std::result::Result<Layout, String>> {
         let read = || async {
             let root = &self.settings.ledgers_root;
             match self.zk.get(&format!("{root}/LAYOUT")).await? {
@@ -802,5 +807,9 @@ impl Inventory for PulsarInventory {
 
     fn reachable(&self) -> BoxFuture<'_, Result<()>> {
         self.zk.reachable().boxed()
+    }
+
+    fn examine(&self) -> BoxFuture<'_, Vec<Finding>> {
+        self.examined().boxed()
     }
 }

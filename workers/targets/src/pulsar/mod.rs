@@ -9,6 +9,7 @@ mod assemble;
 mod attach;
 mod backlog;
 mod changes;
+mod examine;
 mod inventory;
 pub(crate) mod metadata;
 pub(crate) mod names;

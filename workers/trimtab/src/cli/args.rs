@@ -111,7 +111,11 @@ pub enum Command {
     Console(Box<ConsoleArgs>),
     /// Look at the record, or (audit run) keep it over NATS
     Audit(AuditArgs),
-    /// Look at the configuration
+    /// Ask a process on this host, by its HTTP server, whether it is alive; for containers without a shell
+    Health(HealthArgs),
+    /// Say of everything that is configured whether it is there, lets us in and keeps our time, and what to do if not; reads only
+    Doctor(DoctorArgs),
+    /// Write, check or explain the configuration
     Config(ConfigArgs),
     /// Make signing keys
     Keys(KeysArgs),
@@ -699,9 +703,44 @@ pub struct ConfigArgs {
     pub command: ConfigCommand,
 }
 
+/// Arguments of `health`.
+#[derive(Debug, ClapArgs)]
+pub struct HealthArgs {
+    /// Where it listens
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8222")]
+    pub http: SocketAddr,
+    /// Whether it can take work, rather than whether it runs
+    #[arg(long)]
+    pub ready: bool,
+}
+
+/// Arguments of `doctor`.
+#[derive(Debug, ClapArgs)]
+pub struct DoctorArgs {
+    /// Where the target is.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// The bus.
+    #[command(flatten)]
+    pub bus: BusArgs,
+}
+
+/// Arguments of `config init`.
+#[derive(Debug, ClapArgs)]
+pub struct InitArgs {
+    /// The file; one that exists is left as it is
+    #[arg(value_name = "FILE", default_value = "trimtab.toml")]
+    pub file: PathBuf,
+    /// Ask nothing, and take what would be proposed
+    #[arg(long)]
+    pub defaults: bool,
+}
+
 /// What `config` can do.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
+    /// Ask a few questions and write a commented file
+    Init(InitArgs),
     /// Check it and print the effective values
     Check,
     /// Say which rule applies to a topic

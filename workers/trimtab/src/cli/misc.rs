@@ -4,6 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 #[cfg(feature = "nats")]
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context as _;
 #[cfg(feature = "nats")]
@@ -11,19 +12,21 @@ use tracing::warn;
 use trimtab_events::schema;
 
 use super::args::{
-    CompletionsArgs, ConfigArgs, ConfigCommand, KeysArgs, KeysCommand, ManArgs, NatsArgs, NatsCommand, SchemasArgs,
+    CompletionsArgs, ConfigArgs, ConfigCommand, HealthArgs, KeysArgs, KeysCommand, ManArgs, NatsArgs, NatsCommand,
+    SchemasArgs,
 };
-use super::{Context, Exit, Usage, command, runtime};
+use super::{Context, Exit, Usage, command, init, runtime};
 #[cfg(feature = "nats")]
 use crate::config::Config;
 use crate::sign::Signer;
 
 /// `config`
 pub(crate) fn config(context: &Context, args: &ConfigArgs) -> anyhow::Result<Exit> {
-    let config = context.global.config()?;
     match &args.command {
-        ConfigCommand::Check => println!("{}", serde_json::to_string_pretty(&config)?),
+        ConfigCommand::Init(args) => return init::init(args),
+        ConfigCommand::Check => println!("{}", serde_json::to_string_pretty(&context.global.config()?)?),
         ConfigCommand::Explain { topic } => {
+            let config = context.global.config()?;
             let policy = config.policy()?;
             let name = trimtab_targets::pulsar::TopicName::of_subject(topic).ok_or_else(|| {
                 Usage(format!("{topic:?} is not a topic's name; expected persistent://tenant/namespace/topic"))
@@ -35,6 +38,19 @@ pub(crate) fn config(context: &Context, args: &ConfigArgs) -> anyhow::Result<Exi
         }
     }
     Ok(Exit::Done)
+}
+
+/// How long a process on this host may take to say how it is: it looks for two seconds at most.
+const HEALTH_PATIENCE: Duration = Duration::from_secs(4);
+
+/// `health`
+pub(crate) async fn health(args: &HealthArgs) -> anyhow::Result<Exit> {
+    let url = format!("http://{}/{}", args.http, if args.ready { "readyz" } else { "livez" });
+    let client = reqwest::Client::builder().no_proxy().timeout(HEALTH_PATIENCE).build()?;
+    let answer = client.get(&url).send().await.with_context(|| format!("asking {url}"))?;
+    let status = answer.status();
+    print!("{}", answer.text().await.with_context(|| format!("asking {url}"))?);
+    Ok(if status.is_success() { Exit::Done } else { Exit::Failed })
 }
 
 /// `keys`

@@ -7,6 +7,8 @@ mod console;
 mod dead;
 #[cfg(feature = "nats")]
 mod demo;
+mod doctor;
+mod init;
 #[cfg(feature = "nats")]
 mod jetstream;
 mod misc;
@@ -143,6 +145,8 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Decider(role) => roles::run(context, role, Role::Decider).await,
         Command::Executor(role) => roles::run(context, role, Role::Executor).await,
         Command::Audit(audit) => audit::audit(context, audit).await,
+        Command::Health(health) => misc::health(&health).await,
+        Command::Doctor(doctor) => doctor::doctor(context, doctor).await,
         Command::Config(config) => misc::config(context, &config),
         Command::Keys(keys) => misc::keys(&keys),
         Command::Nats(nats) => misc::nats(context, nats).await,

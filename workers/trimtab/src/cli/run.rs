@@ -363,7 +363,12 @@ impl Process {
             };
             self.tellers.spawn(crate::micro::serve(nats.client(), status, self.ended.clone()));
         }
-        let Some(address) = self.config.http.listen else { return Ok(()) };
+        // After the server listens: who is told that this runs may ask it at once.
+        let systemd = crate::systemd::tell(self.stop.clone(), self.ended.clone());
+        let Some(address) = self.config.http.listen else {
+            self.tellers.spawn(systemd);
+            return Ok(());
+        };
         let (listener, got) = http::listen(address).await?;
         match &console {
             Some(_) => {
@@ -377,6 +382,7 @@ impl Process {
         let wishes = journal.filter(|_| open).map(|journal| Wishes::new(self.activity(), journal));
         let served = Served { registry, checks, triggers: triggers.filter(|_| open), wishes, token, console };
         self.tellers.spawn(http::serve(listener, served, self.ended.clone()));
+        self.tellers.spawn(systemd);
         Ok(())
     }
 
