@@ -2,6 +2,8 @@
 
 #[path = "compose/kubernetes.rs"]
 mod kubernetes;
+#[path = "compose/systemd.rs"]
+mod systemd;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
