@@ -7,8 +7,8 @@
 //! What has to be fetched or built once (class paths, `nats-server`, compiled helpers, the finished mess) lives in the
 //! cache folder of [`cache`], outside the tree. A missing tool is an error that names it, never a skipped test.
 
-pub mod browser;
 pub mod book;
+pub mod browser;
 pub mod cache;
 pub mod dice;
 pub mod formats;
