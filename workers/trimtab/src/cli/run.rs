@@ -58,7 +58,6 @@ pub(crate) struct Source {
 /// What is told of a process.
 pub(crate) struct Told<'a> {
     /// The role, or what it does.
-    #[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "only a micro service has a name"))]
     pub(crate) name: &'static str,
     /// A queue that it may look at, which tells whether the bus answers.
     pub(crate) queue: Role,
