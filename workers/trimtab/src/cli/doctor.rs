@@ -1,5 +1,5 @@
 //! `doctor`: whether everything that is configured is there, lets us in, and keeps our time, and what to do if not. Reads, and changes
-//! nothing: the one file that it makes in the state folder it takes away again.
+//! nothing but that the state folder is made: the one file that it writes there it takes away again.
 
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt;
