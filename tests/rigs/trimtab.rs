@@ -23,10 +23,9 @@ fn build() -> Result<PathBuf> {
     let test = std::env::current_exe().context("finding this test")?;
     let profile = test.parent().and_then(Path::parent).context("finding the folder of builds")?;
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--locked", "--package", "trimtab"]);
-    if profile.file_name().is_some_and(|name| name == "release") {
-        cargo.arg("--release");
-    }
+    // As the tests were built, so that all but the last step is there already.
+    let built = if profile.file_name().is_some_and(|name| name == "release") { "release" } else { "test" };
+    cargo.args(["build", "--quiet", "--locked", "--workspace", "--bin", "trimtab", "--profile", built]);
     if cfg!(feature = "zk-tls") {
         cargo.args(["--features", "zk-tls"]);
     }
@@ -39,7 +38,7 @@ fn build() -> Result<PathBuf> {
         }
     }
     let status = cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).stdin(Stdio::null()).status()?;
-    ensure!(status.success(), "cargo build --package trimtab: {status}");
+    ensure!(status.success(), "cargo build --bin trimtab: {status}");
     Ok(profile.join("trimtab"))
 }
 
