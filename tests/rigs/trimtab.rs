@@ -23,9 +23,21 @@ fn build() -> Result<PathBuf> {
     let test = std::env::current_exe().context("finding this test")?;
     let profile = test.parent().and_then(Path::parent).context("finding the folder of builds")?;
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // As the tests were built, so that all but the last step is there already.
+    // As the tests were built, so that all but the last step is there already: with one of them, or its dependencies would have fewer
+    // features.
     let built = if profile.file_name().is_some_and(|name| name == "release") { "release" } else { "test" };
-    cargo.args(["build", "--quiet", "--locked", "--workspace", "--bin", "trimtab", "--profile", built]);
+    cargo.args([
+        "build",
+        "--quiet",
+        "--locked",
+        "--workspace",
+        "--bin",
+        "trimtab",
+        "--test",
+        "docs",
+        "--profile",
+        built,
+    ]);
     if cfg!(feature = "zk-tls") {
         cargo.args(["--features", "zk-tls"]);
     }
