@@ -36,6 +36,6 @@ orphans-long:
 model-long:
     cargo test --locked -p trimtab-model --features long -- --nocapture --test-threads=1
 
-# Twenty changes of the workers' code, each of which the simulation must notice. Not part of CI: each is a build.
+# Twenty-two changes of the workers' code, each of which the simulation must notice. Not part of CI: each is a build.
 mutants:
     cargo run --profile test --locked -p trimtab-simulation -- mutants
