@@ -401,7 +401,21 @@ fn hash(head: &[u8; 32], line: &[u8]) -> [u8; 32] {
     Sha256::new().chain_update(head).chain_update(line).finalize().into()
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// One outcome in records: the same decision may be judged by several executors, and again in a later scan.
+pub(crate) fn key_of_outcome(body: &serde_json::Value) -> String {
+    let part = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let parts = [&body["decision"], &body["scan"]["id"], &body["executor"], &body["started_ms"]];
+    parts.map(part).join("/")
+}
+
+/// One partition or log dir of a run in records.
+pub(crate) fn key_of_recovery(body: &serde_json::Value) -> String {
+    let part = |name: &str| body[name].as_str().unwrap_or_default().to_owned();
+    [part("run"), part("lane"), part("folder")].join("/")
+}
+
+/// Hexadecimal digits, lower case.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     let digit = |value: u8| char::from(b"0123456789abcdef"[usize::from(value)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }

@@ -392,8 +392,17 @@ impl Watched<'_> {
     }
 }
 
+/// What groups an item is counted in: a ledger belongs where its owner does.
+pub(crate) fn group_of_item(item: &PlanItem) -> &str {
+    let owner = item.reasons.first().and_then(|reason| reason.inputs.get("owner"));
+    match owner {
+        None if item.kind == "ledger" => "(no owner)",
+        owner => group_of(owner.map_or(item.subject.as_str(), |owner| owner.as_ref())),
+    }
+}
+
 /// The part of a name that groups go by: `tenant/namespace`, a region, or a stream.
-pub(crate) fn group_of(subject: &str) -> &str {
+fn group_of(subject: &str) -> &str {
     if let Some(stream) = subject.strip_prefix("jetstream://") {
         return split_subscriber(subject).map_or(stream, |(log, _)| &log["jetstream://".len()..]);
     }

@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use trimtab_events::{Kept, PlanItem, ScanReport, SurveyReport, Verdict, subscriber_subject};
 
 use crate::config::show_bytes;
-use crate::plan::group_of;
+use crate::plan::group_of_item;
 use crate::scans::Tally;
 
 /// A table without frames.
@@ -51,11 +51,7 @@ const HOLDERS: usize = 10;
 impl Groups {
     pub(crate) fn add(&mut self, item: &PlanItem) {
         self.note_holder(item);
-        // A ledger belongs where its owner does.
-        let owner = item.reasons.first().and_then(|reason| reason.inputs.get("owner"));
-        let subject = owner.map_or(item.subject.as_str(), |owner| owner.as_ref());
-        let name = if item.kind == "ledger" && owner.is_none() { "(no owner)" } else { group_of(subject) };
-        let group = self.groups.entry(name.to_owned()).or_default();
+        let group = self.groups.entry(group_of_item(item).to_owned()).or_default();
         *group.verdicts.entry(item.verdict).or_default() += 1;
         if item.verdict.acts() {
             group.ledgers += item.ledgers.len() as u64;

@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::clock::Clock;
 use crate::config::{ConsoleConfig, secret};
+use crate::journal::hex;
 
 /// What somebody may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -340,14 +341,6 @@ fn random() -> Result<[u8; 32], String> {
     let provider = rustls::crypto::ring::default_provider();
     provider.secure_random.fill(&mut bytes).map_err(|_| "the system has no random numbers".to_owned())?;
     Ok(bytes)
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 fn unhex(text: &str) -> Option<[u8; 32]> {

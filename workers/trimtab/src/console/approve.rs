@@ -149,8 +149,6 @@ pub(super) async fn approve(
     let Some(index) = index else {
         return Err(gone("there is a newer plan than the one that was shown; look at that one. Nothing was done"));
     };
-    let (of, digest_of) = (index.clone(), digest.clone());
-    let ids = console.blocking(move || of.decisions(&digest_of)).await?;
     let of = index.clone();
     let selection = console.blocking(move || of.selection()).await?;
     if selection.digest != digest {
@@ -197,7 +195,7 @@ pub(super) async fn approve(
     let approved = Approved {
         plan: index.scan.id,
         by: who.name.clone(),
-        all: ids.len() as u64,
+        all: selection.ids.len() as u64,
         came: BTreeMap::new(),
         ended: false,
     };
@@ -209,7 +207,7 @@ pub(super) async fn approve(
     console.parts.tasks.spawn(
         async move {
             let plan = index.scan.id;
-            work.carry_out(&index, ids).await;
+            work.carry_out(&index, selection.ids).await;
             work.approving.change(plan, |approved| approved.ended = true);
         }
         .instrument(span),

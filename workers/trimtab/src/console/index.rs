@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 use trimtab_events::{Decision, Plan, PlanItem, Proposed, ScanRef, Verdict};
 use trimtab_targets::Class;
 
-use super::access::hex;
-use crate::plan::group_of;
+use crate::journal::hex;
+use crate::plan::group_of_item;
 use crate::worker::Failure;
 
 const TABLES: &str = "
@@ -169,6 +169,8 @@ pub(super) struct Selection {
     pub(super) marks: u64,
     /// Items left out.
     pub(super) left_out: u64,
+    /// The numbers of the items in it.
+    pub(super) ids: Vec<i64>,
 }
 
 /// A plan, indexed.
@@ -185,15 +187,6 @@ pub(super) struct Index {
 
 fn failed(e: impl std::fmt::Display) -> Failure {
     Failure::new(Class::Transient, format!("the index of the plan: {e}"))
-}
-
-fn group(item: &PlanItem) -> String {
-    // A ledger belongs where its owner does.
-    let owner = item.reasons.first().and_then(|reason| reason.inputs.get("owner"));
-    if item.kind == "ledger" && owner.is_none() {
-        return "(no owner)".to_owned();
-    }
-    group_of(owner.map_or(item.subject.as_str(), |owner| owner.as_ref())).to_owned()
 }
 
 impl Index {
@@ -231,7 +224,7 @@ impl Index {
                 row.execute(params![
                     id,
                     item.subject,
-                    group(&item),
+                    group_of_item(&item),
                     item.kind,
                     item.verdict.name(),
                     acts,
@@ -445,7 +438,7 @@ impl Index {
             let all = db.unchecked_transaction().map_err(failed)?;
             let mut digest = Sha256::new_with_prefix(b"trimtab plan\0");
             digest.update(self.scan.id.as_bytes());
-            let (mut proposed, mut marks) = (Proposed::default(), 0);
+            let (mut proposed, mut marks, mut ids) = (Proposed::default(), 0, Vec::new());
             let sql = "SELECT id, hash, verdict, ledgers, bytes FROM items WHERE acts AND id NOT IN (SELECT id FROM left_out) ORDER BY id";
             let mut query = all.prepare_cached(sql).map_err(failed)?;
             let mut rows = query.query([]).map_err(failed)?;
@@ -454,6 +447,7 @@ impl Index {
                 let hash: Vec<u8> = row.get(1).map_err(failed)?;
                 digest.update(id.to_be_bytes());
                 digest.update(&hash);
+                ids.push(id);
                 if row.get_ref(2).map_err(failed)?.as_str().map_err(failed)? == Verdict::Mark.name() {
                     marks += 1;
                     continue;
@@ -463,34 +457,7 @@ impl Index {
             }
             let left_out: i64 = all.query_row("SELECT count(*) FROM left_out", [], |row| row.get(0)).map_err(failed)?;
             let left_out = u64::try_from(left_out).unwrap_or(0);
-            Ok(Selection { digest: hex(&digest.finalize()), proposed, marks, left_out })
-        })
-    }
-
-    /// The numbers of the decisions of exactly the selection with this digest.
-    ///
-    /// # Errors
-    /// When the selection is another one by now, or the index cannot be read.
-    pub(super) fn decisions(&self, digest: &str) -> Result<Vec<i64>, Failure> {
-        self.with(|db| {
-            let all = db.unchecked_transaction().map_err(failed)?;
-            let mut again = Sha256::new_with_prefix(b"trimtab plan\0");
-            again.update(self.scan.id.as_bytes());
-            let mut ids = Vec::new();
-            let sql = "SELECT id, hash FROM items WHERE acts AND id NOT IN (SELECT id FROM left_out) ORDER BY id";
-            let mut query = all.prepare_cached(sql).map_err(failed)?;
-            let mut rows = query.query([]).map_err(failed)?;
-            while let Some(row) = rows.next().map_err(failed)? {
-                let (id, hash): (i64, Vec<u8>) = (row.get(0).map_err(failed)?, row.get(1).map_err(failed)?);
-                again.update(id.to_be_bytes());
-                again.update(&hash);
-                ids.push(id);
-            }
-            if hex(&again.finalize()) != digest {
-                let why = "the plan, or what was left out of it, is not what was shown any more; look at it again";
-                return Err(Failure::new(Class::Gone, why));
-            }
-            Ok(ids)
+            Ok(Selection { digest: hex(&digest.finalize()), proposed, marks, left_out, ids })
         })
     }
 

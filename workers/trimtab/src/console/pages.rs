@@ -10,7 +10,7 @@ use maud::{DOCTYPE, Markup, html};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use super::access::{Grade, Who, hex};
+use super::access::{Grade, Who};
 use super::api::{ActsQuery, ListQuery, StoryQuery};
 use super::approve::{Obstacles, totals};
 use super::treemap::{Area, squarified};
@@ -18,6 +18,7 @@ use super::views::{ActView, FileView, ItemView, LookingView, Overview, PAGE, Pla
 use super::{Console, Refusal};
 use crate::clock::{ago, timestamp};
 use crate::config::show_bytes;
+use crate::journal::hex;
 
 type Answer = Result<Markup, Refusal>;
 type Here = State<Arc<Console>>;

@@ -440,9 +440,9 @@ fn add(db: &Connection, file: i64, record: &Record, place: Option<Place>) -> Res
     };
     if record.kind == RecordKind::Outcome {
         // The executor's own record and that of the audit hold the same one.
-        let key = [&body["decision"], &body["scan"]["id"], &body["executor"]].map(text).join("/");
-        let key = format!("{key}/{}", body["started_ms"]);
-        if db.execute("INSERT OR IGNORE INTO outcomes VALUES (?1)", [key]).map_err(failed)? == 0 {
+        if db.execute("INSERT OR IGNORE INTO outcomes VALUES (?1)", [journal::key_of_outcome(body)]).map_err(failed)?
+            == 0
+        {
             return Ok(None);
         }
     }
@@ -509,14 +509,13 @@ fn add(db: &Connection, file: i64, record: &Record, place: Option<Place>) -> Res
         }
         RecordKind::Recovery => {
             let why = body["errors"].as_array().into_iter().chain(body["warnings"].as_array()).flatten().next();
-            let folder = text(&body["folder"]);
             let row = params![
-                [text(&body["run"]), text(&body["lane"]), folder].join("/"),
+                journal::key_of_recovery(body),
                 record.at_ms,
                 text(&body["run"]),
                 text(&body["host"]),
                 text(&body["log_dir"]),
-                folder,
+                text(&body["folder"]),
                 text(&body["state"]),
                 body["segments"].as_i64().unwrap_or(0),
                 body["cut_bytes"].as_i64().unwrap_or(0),

@@ -50,10 +50,10 @@ impl Audit {
                 recorded.insert(record.id);
             }
             RecordKind::Recovery => {
-                recorded.insert(key_of_recovery(&record.body));
+                recorded.insert(journal::key_of_recovery(&record.body));
             }
             RecordKind::Outcome if outcomes => {
-                recorded.insert(key_of_outcome(&record.body));
+                recorded.insert(journal::key_of_outcome(&record.body));
             }
             _ => {}
         })?;
@@ -72,19 +72,6 @@ impl Audit {
     }
 }
 
-/// One outcome: the same decision may be judged by several executors, and again in a later scan.
-fn key_of_outcome(body: &serde_json::Value) -> String {
-    let part = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let parts = [&body["decision"], &body["scan"]["id"], &body["executor"], &body["started_ms"]];
-    parts.map(part).join("/")
-}
-
-/// One partition or log dir of a run.
-fn key_of_recovery(body: &serde_json::Value) -> String {
-    let part = |name: &str| body[name].as_str().unwrap_or_default().to_owned();
-    [part("run"), part("lane"), part("folder")].join("/")
-}
-
 impl Worker for Audit {
     fn role(&self) -> Role {
         Role::Audit
@@ -99,7 +86,7 @@ impl Worker for Audit {
                     self.trusted.check(event).map_err(|e| Failure::new(Class::Refused, e))?;
                     if self.outcomes {
                         let body = value(&outcome)?;
-                        let key = key_of_outcome(&body);
+                        let key = journal::key_of_outcome(&body);
                         let entry = Entry {
                             kind: RecordKind::Outcome,
                             id: outcome.decision.to_string(),
@@ -142,7 +129,7 @@ impl Worker for Audit {
                 Body::RecoveryOutcome(outcome) => {
                     self.trusted.check(event).map_err(|e| Failure::new(Class::Refused, e))?;
                     let body = serde_json::to_value(&outcome).map_err(|e| Failure::new(Class::Bug, e))?;
-                    let key = key_of_recovery(&body);
+                    let key = journal::key_of_recovery(&body);
                     let folder = outcome.folder.iter().map(|folder| format!("/{folder}"));
                     let entry = Entry {
                         kind: RecordKind::Recovery,
